@@ -1,0 +1,56 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# PYTHON is any Python >= 3.11 with venv; the environment lives in .venv and is installed once.
+
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint typecheck unit bench format clean
+
+help:  ## print this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vtc needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+# One pip call resolves torch and torchvision together, so that the pair matches.
+$(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
+	$(PIP) install -q -e '.[bench]'
+	@touch $@
+
+# The lint and test tools are an addition to the environment of the demo, not a second one.
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(PIP) install -q -e '.[bench,dev]'
+	@touch $@ $(VENV)/.installed-bench
+
+demo: $(VENV)/.installed-bench  ## compile a real model on this CPU: the timing table and what became of its movement
+	$(BIN)/vtc bench llama3 --batch 4 --peers eager,inductor --seconds 10
+	$(BIN)/vtc explain llama3 --batch 4 --html build/llama3.html
+
+test: lint typecheck unit  ## lint, types, layers and the test suite
+
+lint: $(VENV)/.installed-dev  ## ruff and the layers contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+typecheck: $(VENV)/.installed-dev  ## mypy
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-dev  ## pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+bench: $(VENV)/.installed-bench  ## the CPU figures of benchmarks/results
+	$(BIN)/python benchmarks/cpu.py
+
+format: $(VENV)/.installed-dev  ## rewrite the sources as ruff formats them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and everything that is generated
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

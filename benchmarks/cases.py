@@ -1,0 +1,87 @@
+"""Runs a list of cases into one result file; cpu.py and gpu.py say which."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from vtc.bench import records, suite
+from vtc.bench.models import MODELS, check_device
+from vtc.bench.peers import Settings, check_systems
+from vtc.bench.tables import notes_of, table_of
+from vtc.bench.timing import Effort
+from vtc.errors import UnknownModelError, VtcError
+
+console = Console(width=180)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cases to measure: the product of models, batches and freezing, with peers for each."""
+
+    models: Sequence[str]
+    batches: Sequence[int]
+    peers: Sequence[str]
+    device: str
+    frozen: Sequence[bool]
+    effort: Effort
+
+    @classmethod
+    def of(
+        cls,
+        models: str,
+        batches: str,
+        peers: str,
+        device: str,
+        frozen: Sequence[bool],
+        seconds: float,
+    ) -> Plan:
+        """From command line texts. Raises `VtcError` for a name that there is not."""
+        names = [name for name in models.split(",") if name] or list(MODELS)
+        for name in names:
+            if name not in MODELS:
+                raise UnknownModelError(name, MODELS)
+        check_device(device)
+        systems = check_systems([name for name in peers.split(",") if name])
+        numbers = [int(number) for number in batches.split(",")]
+        return cls(names, numbers, systems, device, frozen, Effort(seconds=seconds))
+
+    def requests(self) -> Iterator[suite.Request]:
+        for model in self.models:
+            for batch in self.batches:
+                for freeze in self.frozen:
+                    settings = Settings(freeze=freeze)
+                    yield suite.Request(model, batch, self.device, settings=settings)
+
+
+def run(plan: Plan, output: Path, again: bool) -> None:
+    """Measure the plan's cases, writing the file after each one."""
+    cases = {records.case_key(case): case for case in records.read(output)}
+    done = {_short_key(case) for case in cases.values()}
+    for request in plan.requests():
+        key = (request.model, request.batch, request.device, request.settings.freeze)
+        if key in done and not again:
+            console.print(f"{key}: in {output.name} already")
+            continue
+        start = time.perf_counter()
+        try:
+            case = suite.bench(request, plan.peers, plan.effort, console.print)
+        except VtcError as error:  # a missing package, say: the other models go on
+            console.print(f"{key}: {error}", markup=False)
+            continue
+        cases[records.case_key(case)] = case
+        records.write(output, cases.values())
+        console.print(table_of(case))
+        for note in notes_of(case):
+            console.print(note, markup=False, highlight=False)
+        console.print(f"{key}: {time.perf_counter() - start:.0f} s in all")
+
+
+def _short_key(case: dict[str, object]) -> tuple[object, ...]:
+    config = case["config"]
+    assert isinstance(config, dict)
+    return case["model"], case["batch"], case["device"], config["freeze"]

@@ -1,0 +1,1 @@
+"""The captured graph: movement-preserving ATen, the movement table, grouping into regions."""

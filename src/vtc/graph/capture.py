@@ -1,0 +1,264 @@
+"""Capture: what Dynamo hands a backend -> functional ATen that still shows its data movement.
+
+The trace stops above decomposition: attention, linear, roll, im2col, channel_shuffle, expand and
+cat stay, `index_copy_` becomes `index_copy`, and each updated input is listed with the value that
+the program leaves in it. Full decomposition would turn roll or reflection padding into arithmetic
+on index tensors, from which no map can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from vtc import errors
+from vtc.graph import program
+from vtc.graph.program import InputView, Program
+
+aten = torch.ops.aten
+
+
+def capture(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
+    """Trace a Dynamo graph into a Program, under the fake mode that Dynamo already uses.
+
+    Raises CaptureError, with the first operator that stands in the way, for a graph that has
+    control-flow or other higher-order operators, or that cannot be made functional.
+    """
+    for node in graph_module.graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise errors.CaptureError(str(node.target), "higher-order operators are not captured")
+        if node.op == "call_function" and "autocast" in getattr(node.target, "__name__", ""):
+            raise errors.CaptureError(node.name, "the graph switches autocast inside")
+    lifted, constants = lift_attributes(graph_module)
+    mode = detect_fake_mode(list(example_inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [fake(mode, a) for a in (*example_inputs, *constants)]
+    updated: list[int] = []
+    run = functional(fx.Interpreter(lifted).run, updated)
+    try:
+        with torch.no_grad(), mode, fx.traceback.preserve_node_meta():
+            traced = make_fx(
+                run, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
+            )(*fakes)
+            aliases = updated_aliases(lifted, fakes, updated) if updated else {}
+    except Exception as error:
+        raise errors.CaptureError(_culprit(error), str(error).split("\n")[0]) from error
+    keep_placeholder_meta(lifted, traced)
+    updates = tidy(traced, updated)
+    result = program.build(traced, updates, constants, aliases)
+    return explicit_autocast(result) if ambient_autocast(result) else result
+
+
+def fake(mode: FakeTensorMode, value: Any) -> Any:
+    """The fake twin of an argument; Dynamo's own one where it has made it already."""
+    if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        return mode.from_tensor(value)
+    return value
+
+
+def functional(run: Callable[..., Any], updated: list[int]) -> Callable[..., Any]:
+    """`run` without mutation: one trailing `copy_` into each updated input.
+
+    `updated` receives the numbers of the inputs that `run` updates.
+    """
+    mode = FunctionalTensorMode(pre_dispatch=True, export=True)
+
+    def plain(tensor: FunctionalTensor) -> torch.Tensor:
+        torch._sync(tensor)
+        return torch._from_functional_tensor(tensor.elem)
+
+    def inner(*args: Any) -> Any:
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            with mode:
+                wrapped = [
+                    FunctionalTensor.to_functional(a) if isinstance(a, torch.Tensor) else a
+                    for a in args
+                ]
+                out = pytree.tree_map_only(FunctionalTensor, plain, run(*wrapped))
+                values = [
+                    (i, plain(t))
+                    for i, t in enumerate(wrapped)
+                    if isinstance(t, FunctionalTensor)
+                    and torch._functionalize_has_data_mutation(t.elem)
+                ]
+            for i, value in values:
+                updated.append(i)
+                args[i].copy_(value)
+        return out
+
+    return inner
+
+
+def lift_attributes(
+    graph_module: fx.GraphModule,
+) -> tuple[fx.GraphModule, tuple[torch.Tensor, ...]]:
+    """Turn `get_attr` tensors into trailing inputs, so that weights are inputs in every mode."""
+    attributes = [n for n in graph_module.graph.nodes if n.op == "get_attr"]
+    if not attributes:
+        return graph_module, ()
+    lifted = fx.GraphModule(graph_module, fx.Graph())
+    values: dict[fx.Node, fx.Node] = {}
+    lifted.graph.graph_copy(graph_module.graph, values)
+    (output,) = (n for n in graph_module.graph.nodes if n.op == "output")
+    lifted.graph.output(fx.map_arg(output.args[0], lambda n: values[n]))
+    constants: dict[str, torch.Tensor] = {}
+    placeholders = [n for n in lifted.graph.nodes if n.op == "placeholder"]
+    last = placeholders[-1] if placeholders else lifted.graph._root
+    made: dict[str, fx.Node] = {}
+    for node in [n for n in lifted.graph.nodes if n.op == "get_attr"]:
+        value = _attribute(graph_module, str(node.target))
+        if not isinstance(value, torch.Tensor):
+            raise errors.CaptureError(str(node.target), "a graph attribute is not a tensor")
+        if node.target not in made:
+            with lifted.graph.inserting_after(last):
+                last = lifted.graph.placeholder(str(node.target).replace(".", "_"))
+            made[str(node.target)], constants[str(node.target)] = last, value
+        node.replace_all_uses_with(made[str(node.target)])
+        lifted.graph.erase_node(node)
+    lifted.recompile()
+    return lifted, tuple(constants.values())
+
+
+def _attribute(module: torch.nn.Module, path: str) -> Any:
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def updated_aliases(
+    graph_module: fx.GraphModule, fakes: Sequence[Any], updated: Sequence[int]
+) -> dict[int, InputView]:
+    """Outputs that eager PyTorch returns as views of an updated input, by output number."""
+    storages = {fakes[i].untyped_storage()._cdata: i for i in updated}
+    outputs = fx.Interpreter(graph_module).run(*fakes)
+    aliases = {}
+    for k, out in enumerate(outputs):
+        if isinstance(out, torch.Tensor) and out.untyped_storage()._cdata in storages:
+            source = storages[out.untyped_storage()._cdata]
+            aliases[k] = InputView(
+                source,
+                tuple(out.shape),
+                tuple(out.stride()),
+                out.storage_offset() - fakes[source].storage_offset(),
+            )
+    return aliases
+
+
+def keep_placeholder_meta(source: fx.GraphModule, target: fx.GraphModule) -> None:
+    """Carry what Dynamo notes of an input (is it a parameter, where does it come from) over."""
+    before = [n for n in source.graph.nodes if n.op == "placeholder"]
+    after = [n for n in target.graph.nodes if n.op == "placeholder"]
+    for old, new in zip(before, after, strict=True):
+        for key in ("tensor_dict", "grapharg", "_dynamo_source", "stack_trace"):
+            if key in old.meta:
+                new.meta[key] = old.meta[key]
+        new.meta["user_name"] = old.name
+
+
+def tidy(graph_module: fx.GraphModule, updated: list[int]) -> tuple[tuple[int, fx.Node], ...]:
+    """Drop checks and dead nodes; take the trailing copies out and return them as pairs."""
+    graph = graph_module.graph
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    updates = []
+    for node in list(graph.nodes):
+        if node.target is aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+        elif node.target is aten.copy_.default and node.args[0].op == "placeholder":
+            updates.append((inputs.index(node.args[0]), node.args[1]))
+            graph.erase_node(node)
+    if sorted(i for i, _ in updates) != sorted(updated):
+        raise errors.CaptureError("copy_", "an updated input has no final value in the trace")
+    kept = {value for _, value in updates}
+    graph.eliminate_dead_code(is_impure_node=lambda n: n in kept or _impure(n))
+    graph_module.recompile()
+    return tuple(updates)
+
+
+def _impure(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or node.is_impure()
+
+
+def ambient_autocast(captured: Program) -> bool:
+    """Is autocast on around the call, for a device that the graph uses?"""
+    kinds = {
+        value.device.type
+        for n in captured.graph_module.graph.nodes
+        if isinstance(value := program.value_of(n), torch.Tensor)
+    }
+    return any(
+        torch.is_autocast_enabled(kind) for kind in kinds if torch.amp.is_autocast_available(kind)
+    )
+
+
+def explicit_autocast(captured: Program) -> Program:
+    """Write ambient autocast's casts into the graph.
+
+    linear(x: f32, w: f32) -> bf16   becomes   linear(cast(x, bf16), cast(w, bf16)) -> bf16
+
+    An operator that autocast touched is known by its result: another dtype than the operator
+    gives by itself on the same operands. Raises CaptureError where casting the floating-point
+    operands to the result's dtype does not reproduce it.
+    """
+    graph = captured.graph_module.graph
+    for node in captured.nodes:
+        value = program.value_of(node)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        if _result_dtype(node, None) == value.dtype:
+            continue
+        if _result_dtype(node, value.dtype) != value.dtype:
+            raise errors.CaptureError(str(node.target), "autocast of this operator is not known")
+
+        def cast(operand: fx.Node, node: fx.Node = node, value: torch.Tensor = value) -> fx.Node:
+            operand_value = program.value_of(operand)
+            if not _floating(operand_value) or operand_value.dtype == value.dtype:
+                return operand
+            with graph.inserting_before(node):
+                made = graph.call_function(
+                    aten._to_copy.default, (operand,), {"dtype": value.dtype}
+                )
+            made.meta["val"] = operand_value.to(value.dtype)
+            made.meta["stack_trace"] = node.meta.get("stack_trace")
+            return made
+
+        node.args = fx.map_arg(node.args, cast)
+        node.kwargs = fx.map_arg(node.kwargs, cast)
+    captured.graph_module.recompile()
+    return program.build(
+        captured.graph_module, captured.updates, captured.constants, captured.aliases
+    )
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _result_dtype(node: fx.Node, operand_dtype: torch.dtype | None) -> torch.dtype | None:
+    """The dtype of the node's result without autocast, its floats first cast if one is given."""
+
+    def operand(n: fx.Node) -> Any:
+        value = program.value_of(n)
+        return value.to(operand_dtype) if operand_dtype and _floating(value) else value
+
+    args, kwargs = fx.map_arg(node.args, operand), fx.map_arg(node.kwargs, operand)
+    value = program.value_of(node)
+    with value.fake_mode, torch.autocast(value.device.type, enabled=False):
+        try:
+            result = node.target(*args, **kwargs)
+        except RuntimeError:
+            return None
+    return result.dtype if isinstance(result, torch.Tensor) else None
+
+
+def _culprit(error: Exception) -> str:
+    node = getattr(error, "node", None)
+    return str(node.target) if isinstance(node, fx.Node) else type(error).__name__

@@ -1,0 +1,243 @@
+"""Arithmetic on sizes: plain ints where a size is known, sympy expressions where it is symbolic.
+
+Every result is normal: an ``int`` when it is a number, an expanded expression otherwise. Size
+symbols are positive integers (the symbols of torch's ``ShapeEnv`` are), which is all that
+``nonnegative`` uses; a comparison that cannot be proved from it answers False, never a guess.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import sympy
+from torch.utils._sympy import functions as torch_functions
+
+Expr: TypeAlias = sympy.Expr
+Size: TypeAlias = int | Expr
+
+
+class FloorDiv(torch_functions.FloorDiv):
+    """``a // b`` rounded to minus infinity, printed by torch's printers as its own class is.
+
+    torch's class tries polynomial division whenever one is built (milliseconds); this one only
+    folds numbers, since ``vtc.index`` simplifies by bounds instead.
+    """
+
+    @classmethod
+    def eval(cls, base: Expr, divisor: Expr) -> Expr | None:
+        """Fold numbers and division by one."""
+        if divisor.is_zero:
+            raise ZeroDivisionError("division by zero in an index expression")
+        if divisor == 1 or base.is_zero:
+            return base
+        if isinstance(base, sympy.Integer) and isinstance(divisor, sympy.Integer):
+            return sympy.Integer(int(base) // int(divisor))
+        return None
+
+
+class Mod(torch_functions.PythonMod):
+    """``a % b`` with the sign of b, as in Python; folds numbers only (see FloorDiv)."""
+
+    @classmethod
+    def eval(cls, base: Expr, divisor: Expr) -> Expr | None:
+        """Fold numbers and modulo one."""
+        if divisor.is_zero:
+            raise ZeroDivisionError("modulo by zero in an index expression")
+        if divisor == 1 or base.is_zero:
+            return sympy.S.Zero
+        if isinstance(base, sympy.Integer) and isinstance(divisor, sympy.Integer):
+            return sympy.Integer(int(base) % int(divisor))
+        return None
+
+    def _sympystr(self, printer: Any) -> str:
+        left, right = (printer.parenthesize(x, 1000) for x in self.args)
+        return f"({left} % {right})"
+
+
+class NotRepresentable(ValueError):  # noqa: N818 - a fact about the answer, not a failure
+    """The result of an operation on index maps is not a small set of boxes, or is not provable."""
+
+
+def as_size(value: Any) -> Size:
+    """An int, a sympy expression or a ``torch.SymInt`` as a normal size."""
+    if type(value) is int:
+        return value
+    if isinstance(value, sympy.Integer):
+        return int(value)
+    if isinstance(value, sympy.Expr):
+        return _expand(value)
+    node = getattr(value, "node", None)
+    if node is not None and isinstance(node.expr, sympy.Expr):
+        return as_size(node.expr)
+    return int(value)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _expand(value: Expr) -> Size:
+    expanded = sympy.expand(value)
+    return int(expanded) if isinstance(expanded, sympy.Integer) else expanded
+
+
+def add(a: Size, b: Size) -> Size:
+    """a + b."""
+    if type(a) is int and type(b) is int:
+        return a + b
+    return as_size(a + b)
+
+
+def sub(a: Size, b: Size) -> Size:
+    """a - b."""
+    if type(a) is int and type(b) is int:
+        return a - b
+    return as_size(a - b)
+
+
+def mul(a: Size, b: Size) -> Size:
+    """a * b."""
+    if type(a) is int and type(b) is int:
+        return a * b
+    return as_size(a * b)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The product of sizes; 1 for none."""
+    result: Size = 1
+    for size in sizes:
+        result = mul(result, size)
+    return result
+
+
+def nonnegative(a: Size) -> bool:
+    """True if a >= 0 for every positive value of its symbols is proved."""
+    return a >= 0 if type(a) is int else _nonnegative(a)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _nonnegative(a: Expr) -> bool:
+    if a.is_nonnegative is not None:
+        return bool(a.is_nonnegative)
+    # With every positive symbol s written as 1 + t, t >= 0, a polynomial without a negative
+    # coefficient is nonnegative.
+    opaque = a.atoms(torch_functions.FloorDiv, torch_functions.PythonMod)
+    hidden = {f: sympy.Dummy(integer=True, nonnegative=bool(f.is_nonnegative)) for f in opaque}
+    a = a.xreplace(hidden)
+    shift = {
+        s: 1 + sympy.Dummy(integer=True, nonnegative=True) for s in a.free_symbols if s.is_positive
+    }
+    for term in sympy.Add.make_args(sympy.expand(a.xreplace(shift))):
+        coefficient, rest = term.as_coeff_Mul()
+        if coefficient < 0 or not all(s.is_nonnegative for s in rest.free_symbols):
+            return False
+    return True
+
+
+def le(a: Size, b: Size) -> bool:
+    """True if a <= b is proved."""
+    if type(a) is int and type(b) is int:
+        return a <= b
+    return nonnegative(sub(b, a))
+
+
+def lt(a: Size, b: Size) -> bool:
+    """True if a < b is proved."""
+    if type(a) is int and type(b) is int:
+        return a < b
+    return nonnegative(sub(sub(b, a), 1))
+
+
+def minimum(a: Size, b: Size) -> Size:
+    """The smaller size; raises NotRepresentable where neither order is proved."""
+    if le(a, b):
+        return a
+    if le(b, a):
+        return b
+    raise NotRepresentable(f"cannot order the sizes {a} and {b}")
+
+
+def maximum(a: Size, b: Size) -> Size:
+    """The larger size; raises NotRepresentable where neither order is proved."""
+    return b if minimum(a, b) is a else a
+
+
+def exact_div(a: Size, b: Size) -> Size | None:
+    """a / b where b divides a for all values of the symbols, else None. b is not zero."""
+    if type(a) is int and type(b) is int:
+        return None if a % b else a // b
+    if b == 1:
+        return a
+    return _exact_div(sympy.sympify(a), sympy.sympify(b))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _exact_div(a: Expr, b: Expr) -> Size | None:
+    ratio = sympy.cancel(a / b)
+    if not ratio.is_polynomial(*ratio.free_symbols):
+        return None
+    ratio = sympy.expand(ratio)
+    for term in sympy.Add.make_args(ratio):
+        if not term.as_coeff_Mul()[0].is_Integer:
+            return None
+    return as_size(ratio)
+
+
+def split(a: Size, b: Size) -> tuple[Size, Size]:
+    """(q, r) with a = q * b + r, where r is the terms of a that b does not divide."""
+    if type(a) is int and type(b) is int:
+        return (0, a) if a % b else (a // b, 0)
+    quotient: Size = 0
+    rest: Size = 0
+    for term in sympy.Add.make_args(sympy.sympify(a)):
+        exact = exact_div(as_size(term), b)
+        if exact is None:
+            rest = add(rest, as_size(term))
+        else:
+            quotient = add(quotient, exact)
+    return quotient, rest
+
+
+def floor_div(a: Size, b: Size) -> Size:
+    """a // b, b positive; opaque (a FloorDiv) where the symbols do not divide."""
+    if type(a) is int and type(b) is int:
+        return a // b
+    exact, rest = split(a, b)
+    if type(rest) is int and type(b) is int:
+        return add(exact, rest // b)
+    if nonnegative(rest) and lt(rest, b):
+        return exact
+    if le(rest, -1) and nonnegative(add(rest, b)):
+        return sub(exact, 1)
+    return add(exact, FloorDiv(sympy.sympify(rest), sympy.sympify(b)))
+
+
+def ceil_div(a: Size, b: Size) -> Size:
+    """-(-a // b), b positive."""
+    return mul(-1, floor_div(mul(-1, a), b))
+
+
+def common_factor(a: Size, b: Size) -> Size:
+    """A common divisor of a and b, positive; the greatest one for numbers."""
+    if type(a) is int and type(b) is int:
+        return math.gcd(a, b)
+    return _common_factor(sympy.sympify(a), sympy.sympify(b))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _common_factor(a: Expr, b: Expr) -> Size:
+    try:
+        factor = as_size(sympy.gcd(a, b))
+    except sympy.PolynomialError:
+        return 1
+    if nonnegative(factor):
+        return factor
+    negated = mul(-1, factor)
+    return negated if nonnegative(negated) else 1
+
+
+def integer_content(a: Size) -> int:
+    """The greatest integer that divides a for all values of its symbols; 0 for 0."""
+    if type(a) is int:
+        return abs(a)
+    return math.gcd(*(abs(int(t.as_coeff_Mul()[0])) for t in sympy.Add.make_args(a)))

@@ -1,0 +1,1 @@
+"""Compute kernels and the index maps that they accept at each input and output."""

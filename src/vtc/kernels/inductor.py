@@ -1,0 +1,191 @@
+"""What planning must know of the Inductor engine: how it treats each movement operator by itself,
+and which maps its regions accept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from torch import fx
+
+from vtc.graph.program import Program, value_of
+from vtc.graph.regions import Grouping, Region
+from vtc.index.map import Fill, IndexMap
+from vtc.kernels import libraries
+from vtc.kernels.operators import Kind, kind
+from vtc.virtual.plan import Default, PlanMovement
+from vtc.virtual.strategy import Resolved
+
+
+class InductorEngine:
+    """TorchInductor for generated regions, library kernels for anchors (an `Engine` of planning).
+
+    Generated loops read through any static map and store into strided views. An anchor reads and
+    stores as `libraries` says. By itself Inductor folds a movement operator into the loops that
+    read it, and copies before everything else.
+    """
+
+    def __init__(self, program: Program, grouping: Grouping) -> None:
+        self.program, self.grouping = program, grouping
+        self.nodes = {n.name: n for n in program.graph_module.graph.nodes}
+        self.regions = {r.name: r for r in grouping.regions}
+        self.finals = {value: program.inputs[i] for i, value in program.updates}
+        self.returned = self._returned()
+        self._defaults: dict[str, Default] = {}
+
+    def _returned(self) -> frozenset[fx.Node]:
+        """Tensors that the caller gets, or a view of: they need storage of their own."""
+        found = set()
+        for out in self.program.outputs:
+            node = out
+            while isinstance(node, fx.Node):
+                found.add(node)
+                bound = self.program.movements.get(node)
+                node = bound.sources[0] if bound is not None and bound.movement.view else None
+        return frozenset(found)
+
+    def default(self, movement: PlanMovement) -> Default:
+        if movement.name not in self._defaults:
+            self._defaults[movement.name] = self._default(self.nodes[movement.name], movement)
+        return self._defaults[movement.name]
+
+    def _default(self, node: fx.Node, movement: PlanMovement) -> Default:
+        if movement.movement.view:
+            return "view"
+        if movement.movement.inplace is not None:
+            return "inplace" if self._updates_input(node) else "copy"
+        if node in self.finals or node in self.program.outputs:
+            return "copy"
+        return "fold" if all(self._generated(node, u) for u in node.users) else "copy"
+
+    def _updates_input(self, node: fx.Node) -> bool:
+        """Does the chain of scatters through `node` start at the updated input it ends in?"""
+        last = node
+        while last not in self.finals:
+            later = [u for u in last.users if u in self.program.movements and self._data(u) is last]
+            if len(later) != 1:
+                return False
+            last = later[0]
+        first: fx.Node | None = node
+        while first in self.program.movements:
+            first = self._data(first)
+        return first is self.finals[last]
+
+    def _data(self, node: fx.Node) -> fx.Node | None:
+        bound = self.program.movements[node]
+        position = bound.movement.inplace
+        return None if position is None else bound.sources[position]
+
+    def _generated(self, node: fx.Node, user: fx.Node) -> bool:
+        """Is every reader behind `user` a loop that Inductor generates?"""
+        if user.op == "output":
+            return False
+        if user in self.program.movements:
+            if self.program.movements[user].movement.inplace is not None:
+                return True  # the scatter's own loop reads the updates
+            return all(self._generated(user, u) for u in user.users)
+        if user in self.grouping.region_of:
+            return kind(user) in (Kind.POINTWISE, Kind.REDUCTION)
+        return all(self._generated(user, u) for u in user.users)
+
+    def loads(self, region: str, tensor: str, map: Resolved) -> bool:
+        """Every operator of the region that reads the tensor takes it as it is."""
+        node = self.nodes[tensor]
+        return all(
+            self._reads(user, node) for user in node.users if user in self.regions[region].nodes
+        )
+
+    def _reads(self, user: fx.Node, node: fx.Node) -> bool:
+        if user in self.program.movements or kind(user) in (Kind.POINTWISE, Kind.REDUCTION):
+            return True
+        if kind(user) is Kind.OPAQUE:
+            return False
+        return all(
+            self.readable(user, position, node) is not None
+            for position, operand in enumerate(user.args)
+            if operand is node
+        )
+
+    def readable(
+        self, user: fx.Node, position: int, node: fx.Node, virtual: Container[fx.Node] | None = None
+    ) -> tuple[fx.Node, IndexMap] | None:
+        """The tensor behind `node` that anchor `user` can read in its place, by a map that the
+        kernel accepts as argument `position`, with that map; None where it must be copied.
+
+        Walks back through movement operators with one source, those in `virtual` if it is given;
+        the farthest answer wins.
+        """
+        total = IndexMap.identity(tuple(value_of(node).shape))
+        found = None
+        while node in self.program.movements and (virtual is None or node in virtual):
+            bound = self.program.movements[node]
+            if bound.movement.load is None or len(bound.sources) != 1:
+                break
+            total = total.compose({0: bound.movement.load})
+            node = bound.sources[0]
+            if libraries.accepts_load(user, position, total, value_of(node)):
+                found = node, total
+        return found
+
+    def stores(self, region: str, tensor: str, map: Resolved) -> bool:
+        node = self.nodes[tensor]
+        if self.program.symbolic or node in self.returned:
+            return False
+        generated = kind(node) in (Kind.POINTWISE, Kind.REDUCTION)
+        if map.map.lookups():
+            return generated and len(map.map.pieces) == 1
+        slots = slots_of(map, lambda base: value_of(self.nodes[base]).stride())
+        if slots is None:
+            return False
+        if generated:
+            return True
+        if len(slots) != 1 or not is_library(self.regions[region]):
+            return False
+        return libraries.accepts_store(node, slots[0].shape, slots[0].stride)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A part of a tensor and the view of a base that holds it.
+
+    The part is the box [lower, upper); the view has `shape`, `stride` and `offset` in elements of
+    `base`.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    base: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def slots_of(
+    resolved: Resolved, stride_of: Callable[[str], tuple[int, ...]]
+) -> tuple[Slot, ...] | None:
+    """The views that hold a tensor, one a piece; None if a piece is no strided view."""
+    slots = []
+    for piece in resolved.map.pieces:
+        if isinstance(piece.source, Fill):
+            return None
+        base = resolved.homes[piece.source].base
+        part = resolved.map.restrict(piece.lower, piece.upper)
+        view = part.strided(stride_of(base), piece.source)
+        if view is None:
+            return None
+        slots.append(
+            Slot(
+                tuple(map(int, piece.lower)),
+                tuple(map(int, piece.upper)),
+                base,
+                tuple(map(int, view.shape)),
+                tuple(map(int, view.stride)),
+                int(view.offset),
+            )
+        )
+    return tuple(slots)
+
+
+def is_library(region: Region) -> bool:
+    """One anchor whose kernel can store into a given view, and nothing else."""
+    return len(region.nodes) == 1 and libraries.out_variant(region.nodes[0]) is not None

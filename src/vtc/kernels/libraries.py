@@ -1,0 +1,181 @@
+"""Library kernels: which maps each accepts at its inputs and output, and how it is then called.
+
+| kernel | reads through | stores into |
+|---|---|---|
+| matmul family | strided operands; grouped heads (batch index // g) | a strided view of rows, without bias |
+| attention | strided operands; grouped heads for keys and values | a tensor of its own |
+| convolution | a strided operand (dense NHWC alone on a CPU) | a tensor of its own |
+
+A map that a kernel does not accept is materialized before it: the copy that PyTorch makes today.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from vtc.graph.program import value_of
+from vtc.index.expr import FloorDiv, coords
+from vtc.index.map import IndexMap
+from vtc.kernels.operators import ATTENTIONS, CONVOLUTIONS, MATMULS
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A head dimension that repeats each head of the source `repeats` times in a row."""
+
+    dim: int
+    repeats: int
+
+
+def grouped_heads(index_map: IndexMap) -> Grouped | None:
+    """The map as `source[..., i // g, ...]` in one dimension and the identity in the others.
+
+    before: k.unsqueeze(2).expand(b, h, g, s, d).reshape(b, h * g, s, d)
+    after:  Grouped(dim=1, repeats=g)
+    """
+    if len(index_map.pieces) != 1:
+        return None
+    (piece,) = index_map.pieces
+    axes = coords(len(index_map.shape))
+    if len(piece.index) != len(axes):
+        return None
+    found = None
+    for dim, (axis, index) in enumerate(zip(axes, piece.index, strict=True)):
+        if index == axis:
+            continue
+        if found is not None or not isinstance(index, FloorDiv):
+            return None
+        numerator, divisor = index.args
+        if numerator != axis or not divisor.is_Integer:
+            return None
+        found = Grouped(dim, int(divisor))
+    return found
+
+
+def accepts_load(node: fx.Node, operand: int, index_map: IndexMap, base: torch.Tensor) -> bool:
+    """Does the library kernel of `node` read argument `operand` through `index_map` on `base`?"""
+    view = index_map.strided(base.stride())
+    if node.target in CONVOLUTIONS:
+        # oneDNN falls to its reference implementation on anything that is not dense.
+        return view is not None and (base.device.type != "cpu" or _dense(view.shape, view.stride))
+    if view is not None:
+        return True
+    grouped = grouped_heads(index_map)
+    if grouped is None:
+        return False
+    rank = len(index_map.shape)
+    if node.target in ATTENTIONS:
+        return operand in (1, 2) and grouped.dim == rank - 3
+    return node.target is aten.matmul.default and operand == 1 and _groups_matmul(node, grouped)
+
+
+def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, step in sorted(zip(shape, stride, strict=True), key=lambda p: (p[1], p[0])):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _groups_matmul(node: fx.Node, grouped: Grouped) -> bool:
+    left = value_of(node.args[0])
+    return (
+        left.dim() == value_of(node.args[1]).dim() == value_of(node).dim()
+        and grouped.dim == left.dim() - 3
+    )
+
+
+def grouped_call(
+    graph: fx.Graph,
+    node: fx.Node,
+    ungrouped: dict[int, fx.Node],
+    repeats: int,
+    value: Callable[[fx.Node], fx.Node],
+) -> fx.Node | None:
+    """Write the call of `node` into `graph`, on operands whose heads are not repeated.
+
+    `ungrouped` maps an argument number to the tensor that the kernel reads in its place, each of
+    whose heads serves `repeats` heads of the operand; `value` gives the other operands. None when the kernel cannot take these operands together.
+
+    before: scaled_dot_product_attention(q, expand(k), expand(v), mask)
+    after:  scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+    before: matmul(x: [b, h*g, m, k], expand(y): [b, h*g, k, n])
+    after:  view(matmul(view(x, [b, h, g*m, k]), y: [b, h, k, n]), [b, h*g, m, n])
+    """
+    if node.target in ATTENTIONS and set(ungrouped) == {1, 2}:
+        args = [ungrouped.get(i) or fx.map_arg(a, value) for i, a in enumerate(node.args)]
+        kwargs = {**fx.map_arg(node.kwargs, value), "enable_gqa": True}
+        made = [graph.call_function(node.target, tuple(args), kwargs)]
+    elif node.target is aten.matmul.default and set(ungrouped) == {1}:
+        *batch, heads, rows, inner = value_of(node.args[0]).shape
+        kept = heads // repeats
+        left = graph.call_function(
+            aten.reshape.default,
+            (value(node.args[0]), [*batch, kept, repeats * rows, inner]),
+        )
+        product = graph.call_function(aten.matmul.default, (left, ungrouped[1]))
+        result = graph.call_function(aten.reshape.default, (product, list(value_of(node).shape)))
+        made = [left, product, result]
+    else:
+        return None
+    for call in made:
+        call.meta["stack_trace"] = node.meta.get("stack_trace")
+        call.meta["repeats"] = repeats
+    return made[-1]
+
+
+def out_variant(node: fx.Node) -> Callable[..., None] | None:
+    """The call that stores the result of `node` into a given view, or None.
+
+    The callable takes the operator's tensor operands, then the view. A bias would be copied into
+    the view first, so that linear and addmm keep a result of their own when they have one.
+    """
+    if node.target is aten.mm.default:
+        return _mm_into
+    if node.target is aten.bmm.default:
+        return _bmm_into
+    if node.target is aten.matmul.default and value_of(node.args[1]).dim() == 2:
+        return _matmul_into
+    if node.target is aten.linear.default and (len(node.args) < 3 or node.args[2] is None):
+        return _linear_into
+    return None
+
+
+def accepts_store(node: fx.Node, shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Does the kernel of `node` write a view of this shape and stride without a copy?"""
+    if out_variant(node) is None or node.target not in MATMULS or stride[-1] != 1:
+        return False
+    if 0 in shape:
+        return False
+    if node.target is aten.bmm.default:
+        return stride[1] >= shape[2]
+    rows = shape[-2]
+    for dim in range(len(shape) - 2, 0, -1):  # the leading dimensions must merge into rows
+        if shape[dim - 1] != 1 and stride[dim - 1] != stride[dim] * shape[dim]:
+            return False
+    return rows == 1 or stride[-2] >= shape[-1]
+
+
+def _mm_into(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mm(left, right, out=out)
+
+
+def _bmm_into(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    torch.bmm(left, right, out=out)
+
+
+def _matmul_into(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mm(left.reshape(-1, left.shape[-1]), right, out=out.view(-1, right.shape[-1]))
+
+
+def _linear_into(left: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mm(left.reshape(-1, left.shape[-1]), weight.t(), out=out.view(-1, weight.shape[0]))

@@ -1,0 +1,1 @@
+"""Points-to graph -> schedule of regions; region -> implementation; what each one costs."""

@@ -1,0 +1,191 @@
+"""Writing the graph of one step: regions, the movement operators that they read through, stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from vtc.graph.movement import is_movement_target
+from vtc.graph.program import is_tensor, value_of
+from vtc.graph.regions import Region
+from vtc.kernels import libraries
+from vtc.kernels.inductor import Slot
+from vtc.lowering.homes import Homes, Store
+from vtc.lowering.schedule import Operand, View
+
+aten = torch.ops.aten
+
+
+class StepGraph:
+    """A graph under construction.
+
+    `outside(node)` says where a tensor that this step does not compute is found, or None for a
+    movement operator that is to be written out here, over its sources.
+    """
+
+    def __init__(self, homes: Homes, outside: Callable[[fx.Node], Operand | None]) -> None:
+        self.homes, self.outside = homes, outside
+        self.graph = fx.Graph()
+        self.env: dict[fx.Node, Any] = {}
+        self.operands: dict[Operand, fx.Node] = {}
+        self.targets: list[Operand] = []
+        self.pending: list[tuple[Operand, fx.Node]] = []
+        self.last_placeholder: fx.Node | None = None
+
+    def region(self, region: Region) -> None:
+        for node in region.nodes:
+            self.value(node) if node in self.homes.program.movements else self._compute(node)
+
+    def value(self, node: fx.Node) -> Any:
+        """The step's node for the value of `node`."""
+        if node in self.env:
+            return self.env[node]
+        operand = self.outside(node)
+        if operand is not None:
+            self.env[node] = self.operand(operand, node)
+        elif self._dropped(node):
+            self.env[node] = self.value(node.all_input_nodes[0])
+        else:
+            self.env[node] = self._copy(node)
+        return self.env[node]
+
+    def operand(self, operand: Operand, like: fx.Node) -> fx.Node:
+        """The placeholder of an operand, added when it is first used."""
+        if operand not in self.operands:
+            value = operand_value(operand, like)
+            after = self.last_placeholder or self.graph._root
+            with self.graph.inserting_after(after):
+                made = self.graph.placeholder(f"arg{len(self.operands)}")
+            made.meta["val"] = value
+            for key in ("tensor_dict", "grapharg", "_dynamo_source"):
+                if operand.kind == "input" and operand.view is None and key in like.meta:
+                    made.meta[key] = like.meta[key]
+            self.operands[operand] = self.last_placeholder = made
+        return self.operands[operand]
+
+    def store(self, store: Store, place: Callable[[Slot], Operand]) -> None:
+        """Write a value into its views, at the end of the step."""
+        for slot in store.slots:
+            operand = place(slot)
+            target = self.operand(operand, self.homes.nodes[slot.base])
+            if store.node is None:
+                self._write(operand, self._fill(target, store.fill))
+                continue
+            runs = store.operator == store.node.name  # the operator itself, into its place
+            value = self._copy(store.node) if runs else self.value(store.node)
+            part = self._part(value, value_of(store.node).shape, slot)
+            self._write(operand, part)
+
+    def update(self, number: int, node: fx.Node) -> None:
+        """Leave the value of `node` in input `number`."""
+        target = Operand("input", number)
+        self.operand(target, self.homes.program.inputs[number])
+        self._write(target, self.value(node))
+
+    def finish(self, results: Iterable[fx.Node]) -> tuple[fx.GraphModule, tuple[int, ...]]:
+        """The step's module and the numbers of the operands that it stores into."""
+        values = [self.value(n) for n in results]
+        targets = []
+        for operand, value in self.pending:
+            self.graph.call_function(aten.copy_.default, (self.operands[operand], value))
+            targets.append(operand)
+        self.graph.output(tuple(values))
+        self.graph.eliminate_dead_code()
+        module = fx.GraphModule({}, self.graph)
+        order = list(self.operands)
+        return module, tuple(dict.fromkeys(order.index(t) for t in targets))
+
+    def _write(self, operand: Operand, value: fx.Node) -> None:
+        self.pending.append((operand, value))
+
+    def _fill(self, target: fx.Node, fill: Any) -> fx.Node:
+        made = self.graph.call_function(aten.full_like.default, (target, fill))
+        made.meta["val"] = value_of(target)
+        return made
+
+    def _part(self, value: fx.Node, shape: Iterable[int], slot: Slot) -> fx.Node:
+        for dim, size in enumerate(shape):
+            if (slot.lower[dim], slot.upper[dim]) != (0, size):
+                value = self.graph.call_function(
+                    aten.slice.Tensor, (value, dim, slot.lower[dim], slot.upper[dim])
+                )
+        if tuple(slot.shape) != tuple(
+            up - low for low, up in zip(slot.lower, slot.upper, strict=True)
+        ):
+            value = self.graph.call_function(aten.reshape.default, (value, list(slot.shape)))
+        return value
+
+    def _dropped(self, node: fx.Node) -> bool:
+        """A clone that a chosen edge takes away: readers see its source."""
+        return (
+            node.target in (aten.clone.default, aten.contiguous.default)
+            and node.name in self.homes.chosen
+            and bool(self.homes.edges(node, "load"))
+        )
+
+    def _compute(self, node: fx.Node) -> None:
+        if node in self.env:
+            return
+        self.env[node] = self._grouped(node) or self._copy(node)
+
+    def _grouped(self, node: fx.Node) -> fx.Node | None:
+        """The anchor on operands whose heads are not repeated, where the strategy has it so."""
+        found = {}
+        for (user, position), (source, index_map) in self.homes.through.items():
+            if user is node:
+                heads = libraries.grouped_heads(index_map)
+                if heads is not None:
+                    found[position] = source, heads.repeats
+        if not found or len({repeats for _, repeats in found.values()}) != 1:
+            return None
+        repeats = next(iter(found.values()))[1]
+        values = {position: self.value(source) for position, (source, _) in found.items()}
+        made = libraries.grouped_call(self.graph, node, values, repeats, self.value)
+        if made is not None:
+            made.meta["origin"] = node
+        return made
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        made = self.graph.node_copy(node, self.value)
+        made.meta["origin"] = node
+        if node.target in (aten.view.default, aten._unsafe_view.default) and self._moved(node):
+            # The strides that made it a view in eager PyTorch are not those of its home.
+            made.target = aten.reshape.default
+        return made
+
+    def _moved(self, node: fx.Node) -> bool:
+        """Does a view read a tensor that has other strides here than in eager PyTorch?"""
+        source = node.args[0]
+        while isinstance(source, fx.Node):
+            if self._dropped(source) or self.homes.is_stored(source):
+                return True
+            if source not in self.homes.program.movements:
+                return False
+            source = source.args[0]
+        return False
+
+
+def operand_value(operand: Operand, like: fx.Node) -> Any:
+    """A fake value for an operand, in storage of its own, with its strides and offset."""
+    value = value_of(like)
+    if not is_tensor(like):
+        return value
+    if operand.view is None and operand.kind == "input":
+        return value
+    view = operand.view or View(tuple(value.shape), tuple(value.stride()), 0)
+    extent = (
+        view.offset
+        + 1
+        + sum((size - 1) * step for size, step in zip(view.shape, view.stride, strict=True))
+    )
+    with value.fake_mode:
+        storage = torch.empty(max(extent, 0), dtype=value.dtype, device=value.device)
+        return storage.as_strided(view.shape, view.stride, view.offset)
+
+
+def needs(node: fx.Node) -> bool:
+    """A node that is written out where it is used: movement operators and size arithmetic."""
+    return is_movement_target(node) or not is_tensor(node)

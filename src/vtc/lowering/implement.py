@@ -1,0 +1,128 @@
+"""Implementations: a step of the schedule -> a callable over its operands."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx
+
+from vtc import errors
+from vtc.graph.program import Program, value_of
+from vtc.lowering.schedule import Operand, Step
+
+Implementation = Callable[..., Any]
+
+
+def implement(step: Step, program: Program, *, freeze: bool) -> tuple[Implementation, Step]:
+    """The callable of a step, and the step as it is called (frozen weights are no operands).
+
+    A step that Inductor cannot compile runs as eager PyTorch, warned of by its first operator.
+    """
+    step = frozen(step, program) if freeze else step
+    if step.implementation == "library":
+        return library_call(step), step
+    examples = [value_of(n) for n in step.graph.graph.nodes if n.op == "placeholder"]
+    try:
+        return inductor(step.graph, examples, freeze=freeze), step
+    except Exception as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        what, where = culprit(step.graph)
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        warnings.warn(errors.FallbackWarning(what, reason, where=where), stacklevel=2)
+        return step.graph.forward, step
+
+
+def inductor(
+    graph_module: fx.GraphModule, examples: Sequence[Any], *, freeze: bool = False
+) -> Implementation:
+    """Compile a graph with TorchInductor, apart from whatever trace is going on."""
+    mode = detect_fake_mode(list(examples))
+    with (
+        torch.no_grad(),
+        without_autocast(),
+        tracing(TracingContext(mode)),
+        inductor_config.patch(freezing=freeze),
+    ):
+        compiled: Implementation = compile_fx(graph_module, list(examples))
+    return compiled
+
+
+class without_autocast(torch.amp.autocast_mode.autocast):  # noqa: N801 - used like no_grad
+    """Autocast off on every device: captured graphs hold their casts."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu", enabled=False)
+        self._cuda = torch.autocast("cuda", enabled=False) if torch.cuda.is_available() else None
+
+    def __enter__(self) -> Any:
+        if self._cuda is not None:
+            self._cuda.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> Any:
+        super().__exit__(*exc)
+        if self._cuda is not None:
+            self._cuda.__exit__(*exc)
+
+
+def library_call(step: Step) -> Implementation:
+    """The library kernel itself when its operands are in the step's order, else the graph."""
+    nodes = list(step.graph.graph.nodes)
+    calls = [n for n in nodes if n.op == "call_function"]
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    if len(calls) == 1 and list(calls[0].args) == placeholders and not calls[0].kwargs:
+        kernel: Implementation = calls[0].target
+        return kernel
+    return step.graph.forward
+
+
+def frozen(step: Step, program: Program) -> Step:
+    """The step with the program's constants as attributes of its graph."""
+    first = len(program.inputs) - len(program.constants)
+    updated = {i for i, _ in program.updates}
+    graph = step.graph.graph
+    kept: list[Operand] = []
+    module = fx.GraphModule(dict(step.graph.named_buffers()), graph)
+    for operand, node in zip(
+        step.operands, [n for n in graph.nodes if n.op == "placeholder"], strict=True
+    ):
+        number = operand.source
+        if operand.kind != "input" or not isinstance(number, int) or number < first:
+            kept.append(operand)
+            continue
+        if number in updated or operand.view is not None:
+            kept.append(operand)
+            continue
+        name = f"constant{number}"
+        value = program.constants[number - first]
+        if isinstance(value, torch.nn.Parameter):
+            module.register_parameter(name, value)
+        else:
+            module.register_buffer(name, value)
+        with graph.inserting_before(node):
+            attribute = graph.get_attr(name)
+        attribute.meta["val"] = value_of(node)
+        node.replace_all_uses_with(attribute)
+        graph.erase_node(node)
+    module.graph.lint()
+    module.recompile()
+    stores = tuple(kept.index(step.operands[i]) for i in step.stores)
+    return Step(
+        step.name, step.implementation, module, tuple(kept), stores, step.results, step.regions
+    )
+
+
+def culprit(graph_module: fx.GraphModule) -> tuple[str, str | None]:
+    """Name and place of the first operator of a graph."""
+    for node in graph_module.graph.nodes:
+        if node.op == "call_function":
+            stack = node.meta.get("stack_trace")
+            return str(node.target), stack.strip().splitlines()[-2].strip() if stack else None
+    return "an empty graph", None

@@ -1,0 +1,74 @@
+"""A captured program with all that planning needs to choose a strategy for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vtc.graph.program import Program, value_of
+from vtc.graph.regions import Grouping, group
+from vtc.kernels.inductor import InductorEngine
+from vtc.kernels.operators import can_join
+from vtc.lowering.homes import Homes
+from vtc.lowering.planning import plan_graph
+from vtc.lowering.schedule import Schedule
+from vtc.lowering.scheduler import schedule
+from vtc.virtual import vtog
+from vtc.virtual.legality import Checker, checker
+from vtc.virtual.plan import PlanGraph
+from vtc.virtual.strategy import Strategy
+from vtc.virtual.vtog import Vtog
+
+NOTHING: Strategy = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Regions, opportunity graph and the judge of legality of one program."""
+
+    program: Program
+    grouping: Grouping
+    graph: PlanGraph
+    vtog: Vtog
+    engine: InductorEngine
+    checker: Checker
+
+    @staticmethod
+    def of(program: Program) -> Plan:
+        grouping = group(program, can_join)
+        graph = plan_graph(program, grouping)
+        opportunities = vtog.build(graph)
+        engine = InductorEngine(program, grouping)
+        legality = checker(graph, opportunities, engine)
+        return Plan(program, grouping, graph, opportunities, engine, legality)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first tensor that is not on the CPU, else the CPU."""
+        devices = [
+            value.device
+            for n in self.program.graph_module.graph.nodes
+            if isinstance(value := value_of(n), torch.Tensor)
+        ]
+        return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """The numbers of the inputs that are parameters or buffers."""
+        tensors = self.graph.tensors
+        return tuple(
+            i
+            for i, n in enumerate(self.program.inputs)
+            if n.name in tensors and tensors[n.name].kind == "constant"
+        )
+
+    def homes(self, strategy: Strategy) -> Homes:
+        resolver = self.checker.resolver
+        return Homes(self.program, self.grouping, self.engine, resolver, resolver.resolve(strategy))
+
+    def schedule(self, strategy: Strategy) -> Schedule:
+        """Raises Unschedulable for a legal strategy that no step can carry out."""
+        names = self.graph.step_names
+        orders = self.checker._version_orders(self.checker.facts(strategy))
+        return schedule(self.homes(strategy), [(names[a], names[b]) for a, b in orders])

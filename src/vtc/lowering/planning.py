@@ -1,0 +1,71 @@
+"""The captured program as planning sees it: names, shapes, index maps."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import fx
+
+from vtc.graph.program import Program, is_tensor, value_of
+from vtc.graph.regions import Grouping, Region
+from vtc.kernels.operators import flops
+from vtc.virtual.plan import PlanGraph, PlanMovement, PlanRegion, PlanStep, PlanTensor
+
+
+def plan_graph(program: Program, grouping: Grouping) -> PlanGraph:
+    """The PlanGraph of a grouped program. Sizes must be concrete."""
+    first_constant = len(program.inputs) - len(program.constants)
+    updated = {program.inputs[i].name: value.name for i, value in program.updates}
+    outputs = [
+        o.name for k, o in enumerate(program.outputs) if is_tensor(o) and k not in program.aliases
+    ]
+    tensors = {}
+    for i, node in enumerate(program.inputs):
+        if is_tensor(node):
+            kind: Literal["input", "updated", "constant"] = "input"
+            if node.name in updated:
+                kind = "updated"
+            elif i >= first_constant or _is_parameter(node):
+                kind = "constant"
+            tensors[node.name] = _tensor(node, kind, node.name in outputs)
+    steps: list[PlanStep] = []
+    for step in grouping.steps:
+        if isinstance(step, Region):
+            for node in step.writes:
+                tensors[node.name] = _tensor(node, "internal", node.name in outputs)
+            steps.append(
+                PlanRegion(
+                    step.name,
+                    tuple(n.name for n in step.reads if is_tensor(n)),
+                    tuple(n.name for n in step.writes),
+                    sum(map(flops, step.nodes)),
+                )
+            )
+        else:
+            bound = program.movements[step]
+            tensors[step.name] = _tensor(step, "internal", step.name in outputs)
+            steps.append(
+                PlanMovement(
+                    step.name,
+                    bound.movement,
+                    tuple(n.name for n in bound.sources),
+                    tuple(n.name for n in bound.lookups),
+                )
+            )
+    return PlanGraph(tensors, tuple(steps), updated, tuple(dict.fromkeys(outputs)))
+
+
+def _tensor(
+    node: fx.Node, kind: Literal["input", "updated", "constant", "internal"], output: bool
+) -> PlanTensor:
+    value = value_of(node)
+    return PlanTensor(
+        node.name, tuple(value.shape), tuple(value.stride()), value.element_size(), kind, output
+    )
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    return isinstance(value_of(node), torch.nn.Parameter) or (
+        node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") is not None
+    )

@@ -1,0 +1,252 @@
+"""What regions cost: measured once as they run, kept on disk, else modelled.
+
+A strategy's latency is the sum over its steps. A region that a strategy changes is compiled as it
+would run under that strategy, with its operands where they would be, and timed, and so is its
+default form; a copy is timed as a copy. All else costs what the static model says, the same under
+every strategy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from vtc.graph.movement import is_movement_target, movement_of
+from vtc.graph.program import is_tensor, value_of
+from vtc.graph.regions import Region
+from vtc.kernels.operators import Kind, kind
+from vtc.lowering import timing
+from vtc.lowering.cache import ProfileCache
+from vtc.lowering.emit import StepGraph
+from vtc.lowering.homes import Homes, Unschedulable
+from vtc.lowering.implement import implement
+from vtc.lowering.plan import NOTHING, Plan
+from vtc.lowering.schedule import Operand, Step, View
+from vtc.options import Options
+from vtc.virtual.cost import StaticCost, StepCost
+from vtc.virtual.strategy import Strategy
+
+Progress = Callable[[str], None]
+
+
+class Pricing:
+    """The static cost of strategies, infinite for one that cannot be scheduled or that makes
+    virtual what is to be real. What search asks when nothing is measured."""
+
+    def __init__(self, plan: Plan, static: StaticCost, options: Options) -> None:
+        self.plan, self.static, self.options = plan, static, options
+        self.profiles = self.cache_hits = 0
+        self.local = static.local
+        edges = plan.vtog.numbered
+        self.banned = frozenset(
+            k for k, e in enumerate(edges) if options.materialize and options.materializes(e.tensor)
+        )
+
+    def cost(self, strategy: Strategy) -> float:
+        if strategy & self.banned:
+            return math.inf
+        try:
+            if strategy:
+                self.plan.schedule(strategy)
+            return self._price(strategy)
+        except Unschedulable:
+            return math.inf
+
+    def _price(self, strategy: Strategy) -> float:
+        return self.static.cost(strategy)
+
+
+class ProfiledCost(Pricing):
+    """Measured latency, in microseconds a call.
+
+    The empty strategy costs what the static model says. Another one costs that, plus what each
+    region and copy that it changes takes more or less than in its default form, both measured.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        static: StaticCost,
+        options: Options,
+        cache: ProfileCache,
+        progress: Progress,
+    ) -> None:
+        super().__init__(plan, static, options)
+        self.cache, self.progress = cache, progress
+        self.deadline = time.perf_counter() + options.profile_budget_s
+        self.default = plan.homes(NOTHING)
+        self.base = {step.name: step for step in static.steps(NOTHING)}
+        self.regions = {r.name: r for r in plan.grouping.regions}
+        self.known: dict[str, float | None] = {}
+        self.best, self.best_cost = NOTHING, static.cost(NOTHING)
+
+    def _price(self, strategy: Strategy) -> float:
+        if strategy == NOTHING:
+            return self.static.cost(NOTHING)
+        if strategy > self.best:
+            gain = self.static.cost(self.best) - self.static.cost(strategy)
+            if gain < self.options.min_gain_us:
+                # Not worth measuring: the model is generous to virtual tensors.
+                return self.best_cost - min(gain, 0.0)
+        cost = self.static.cost(NOTHING) + self._difference(strategy)
+        if cost < self.best_cost:
+            self.best, self.best_cost = strategy, cost
+        return cost
+
+    def _difference(self, strategy: Strategy) -> float:
+        homes = self.plan.homes(strategy)
+        now = {step.name: step for step in self.static.steps(strategy)}
+        component = self.plan.checker.resolver.component
+        changed = {component[self.plan.vtog.numbered[k].tensor] for k in strategy}
+        total = 0.0
+        for name in dict.fromkeys((*self.base, *now)):
+            before, after = self.base.get(name), now.get(name)
+            region = self.regions.get(name)
+            if region is None:
+                if before != after:
+                    total += self._copy(name, after) - self._copy(name, before)
+            elif any(component.get(n.name) in changed for n in (*region.reads, *region.writes)):
+                total += self._region_difference(region, homes, before, after)
+        return total
+
+    def _region_difference(
+        self, region: Region, homes: Homes, before: StepCost | None, after: StepCost | None
+    ) -> float:
+        default, step = isolated(region, self.default), isolated(region, homes)
+        if signature(default) == signature(step):
+            return 0.0
+        measured = self._measured(default), self._measured(step)
+        if measured[0] is not None and measured[1] is not None:
+            return measured[1] - measured[0]
+        return (after.latency_us if after else 0.0) - (before.latency_us if before else 0.0)
+
+    def _copy(self, name: str, modelled: StepCost | None) -> float:
+        """A movement operator that runs: as its eager kernel takes, or as modelled in part."""
+        if modelled is None:
+            return 0.0
+        node = self.plan.engine.nodes.get(name)
+        if (
+            node is None
+            or node not in self.plan.program.movements
+            or modelled != self.base.get(name)
+        ):
+            return modelled.latency_us
+        measured = self._measured(alone(node, self.default))
+        return modelled.latency_us if measured is None else measured
+
+    def _measured(self, step: Step) -> float | None:
+        """Microseconds of a step; None when the time for measuring is spent."""
+        key = signature(step)
+        if key not in self.known:
+            found = self.cache.get(key)
+            if found is not None:
+                self.cache_hits += 1
+            elif time.perf_counter() < self.deadline:
+                self.progress(f"measuring {step.name}")
+                found = measure(step, self.plan)
+                self.profiles += 1
+                self.cache.put(key, found)
+            self.known[key] = found
+        return self.known[key]
+
+
+def alone(node: fx.Node, homes: Homes) -> Step:
+    """A movement operator as a step of its own."""
+    graph = StepGraph(
+        homes, lambda n: Operand("result", n.name) if n is not node and is_tensor(n) else None
+    )
+    module, _ = graph.finish([node])
+    return Step(node.name, "eager", module, tuple(graph.operands), (), (node.name,), ())
+
+
+def isolated(region: Region, homes: Homes) -> Step:
+    """The region alone, as a step: everything else is an operand, found where the strategy has it."""
+    graph = StepGraph(homes, lambda node: _outside(node, region, homes))
+    graph.region(region)
+    results = []
+    for node in region.writes:
+        if homes.edges(node, "store"):
+            store = next(s for s in homes.stores if s.virtual and s.node is node)
+            graph.store(store, lambda slot: place(slot, homes))
+        else:
+            results.append(node)
+    module, stores = graph.finish(results)
+    return Step(
+        region.name,
+        "inductor",
+        module,
+        tuple(graph.operands),
+        stores,
+        tuple(n.name for n in results),
+        (region.name,),
+    )
+
+
+def place(slot: Any, homes: Homes) -> Operand:
+    """A slot of a base as an operand of a step."""
+    return Operand("buffer", slot.base, View(slot.shape, slot.stride, slot.offset))
+
+
+def _outside(node: fx.Node, region: Region, homes: Homes) -> Operand | None:
+    if node.op == "placeholder":
+        return Operand("result", node.name)
+    if homes.is_stored(node) and not homes.resolved(node).physical:
+        slots = homes.slots(node)
+        if len(slots) != 1:
+            raise Unschedulable(f"{node.name} is read from several places")
+        return place(slots[0], homes)
+    inside = homes.grouping.region_of.get(node)
+    if inside is region:
+        return None
+    if inside is not None or homes.in_arena(node):
+        return Operand("result", node.name)
+    bound = homes.program.movements.get(node)
+    if bound is not None and not bound.movement.view and not homes.edges(node, "load"):
+        return Operand("result", node.name)
+    return None
+
+
+def signature(step: Step) -> str:
+    """What decides a step's cost, as a key: its operators and its operands' layouts."""
+    names: dict[fx.Node, str] = {}
+    lines = []
+    for node in step.graph.graph.nodes:
+        names[node] = f"%{len(names)}"
+        if node.op == "placeholder":
+            value = value_of(node)
+            if isinstance(value, torch.Tensor):
+                text = f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset() % 16}"
+            else:
+                text = repr(value)
+            lines.append(f"{names[node]} {text}")
+        else:
+            arguments = fx.map_arg((node.args, node.kwargs), lambda n: names[n])
+            lines.append(f"{names[node]} {node.target} {arguments}")
+    lines.append(f"stores {step.stores}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def measure(step: Step, plan: Plan) -> float:
+    """Compile a step as it runs and time it on random operands; microseconds."""
+    nodes = [n for n in step.graph.graph.nodes if n.op == "call_function"]
+    if step.implementation == "eager" or _is_kernel(nodes):
+        call: Callable[..., Any] = step.graph.forward
+    else:
+        call, _ = implement(step, plan.program, freeze=False)
+    values = [value_of(n) for n in step.graph.graph.nodes if n.op == "placeholder"]
+    return timing.microseconds(call, list(timing.operands(values)))
+
+
+def _is_kernel(nodes: Iterable[fx.Node]) -> bool:
+    """Library kernels behind views, which run the same called by eager PyTorch or by Inductor."""
+    origins = [n.meta["origin"] for n in nodes if n.meta.get("origin") is not None]
+    movements = [n for n in origins if movement_of(n) is not None or is_movement_target(n)]
+    views = all(bound.movement.view for n in movements if (bound := movement_of(n)) is not None)
+    rest = [n for n in origins if n not in movements]
+    return views and all(kind(n) in (Kind.ANCHOR, Kind.OPAQUE) for n in rest)

@@ -1,0 +1,319 @@
+"""Scheduling: homes of a strategy -> an arena and steps in a legal order.
+
+Regions go into stages. A region that finds an operand in a base runs a stage after those that
+store it there, so that within a stage nothing reads what the stage stores: the generated part of a
+stage is compiled as one subgraph, with the views that it stores into as inputs that do not alias.
+Library kernels that store into a view are steps of their own, ahead of their stage's subgraph.
+Where nothing is stored into a base there is one stage, and the one step is the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx
+
+from vtc import errors
+from vtc.graph.movement import is_movement_target
+from vtc.graph.program import Program, is_tensor, value_of
+from vtc.graph.regions import Grouping, Region
+from vtc.kernels import libraries
+from vtc.kernels.inductor import Slot
+from vtc.lowering.emit import StepGraph
+from vtc.lowering.homes import Homes, Store, Unschedulable
+from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, View
+
+
+def schedule(homes: Homes, orders: Iterable[tuple[str, str]] = ()) -> Schedule:
+    """The Schedule of `homes`; `orders` are pairs of steps (before, after) beyond data flow.
+
+    Raises PlanCheckError when no order exists, which a legal strategy excludes.
+    """
+    return _Scheduler(homes, tuple(orders)).build()
+
+
+class _Scheduler:
+    def __init__(self, homes: Homes, orders: tuple[tuple[str, str], ...]) -> None:
+        self.homes, self.orders = homes, orders
+        self.program: Program = homes.program
+        self.grouping: Grouping = homes.grouping
+        self.inputs = {n: i for i, n in enumerate(self.program.inputs)}
+        self.stage: dict[Region, int] = dict.fromkeys(self.grouping.regions, 0)
+        self.floor: dict[str, int] = {}
+        self.known: dict[fx.Node, int] = {}
+        self.results: dict[int, dict[fx.Node, None]] = {}
+        self.updates = dict(self.program.updates)
+
+    # Stages.
+
+    def assign(self) -> None:
+        """Raise stages until every operand is ready; a legal strategy has a fixed point."""
+        limit = len(self.grouping.regions) + len(self.orders) + 2
+        for _ in range(limit):
+            before = (dict(self.stage), dict(self.floor))
+            self.known.clear()
+            for region in self.grouping.regions:
+                self.stage[region] = self._region_stage(region)
+            self._apply_orders()
+            if before == (self.stage, self.floor):
+                return
+        raise errors.PlanCheckError("(iv)", "the steps of the schedule wait for each other")
+
+    def _region_stage(self, region: Region) -> int:
+        library = self.homes.library(region)
+        ready = [self.ready(n, region, library) for n in region.reads if is_tensor(n)]
+        return max([self.floor.get(region.name, 0), *ready])
+
+    def ready(self, node: fx.Node, reader: Region | None = None, library: bool = False) -> int:
+        """The first stage in which a step can read `node`.
+
+        Generated steps of a stage come after its library steps, and are one subgraph.
+        """
+        if node in self.inputs:
+            return 0
+        if node in self.grouping.region_of:
+            region = self.grouping.region_of[node]
+            if region is reader:
+                return self.stage[region]
+            if self.homes.library(region):
+                return self.stage[region]
+            return self.stage[region] + (library or self.homes.is_stored(node))
+        later = int(library)
+        if node not in self.known:
+            self.known[node] = self._movement_ready(node)
+        return self.known[node] + (later if not self._only_inputs(node) else 0)
+
+    def _movement_ready(self, node: fx.Node) -> int:
+        floor = self.floor.get(node.name, 0)
+        if not self.homes.in_arena(node):
+            return max([floor, *(self.ready(n) for n in node.all_input_nodes)])
+        stages = [self._store_stage(s) + 1 for s in self.homes.stores if self._fills(s, node)]
+        bound = self.program.movements[node]
+        if bound.movement.inplace is not None:
+            stages.append(self.ready(bound.sources[bound.movement.inplace]))
+        for source in bound.sources:
+            if self.homes.is_stored(source):
+                stages.append(self.ready(source))
+        return max([floor, *stages])
+
+    def _fills(self, store: Store, node: fx.Node) -> bool:
+        return store.operator == node.name
+
+    def _only_inputs(self, node: fx.Node) -> bool:
+        if node in self.inputs:
+            return True
+        if node in self.grouping.region_of or self.homes.in_arena(node):
+            return False
+        return all(map(self._only_inputs, node.all_input_nodes))
+
+    def _store_stage(self, store: Store) -> int:
+        """The stage whose steps write `store`."""
+        if store.node is None:
+            return self.floor.get(store.operator or "", 0)
+        if store.virtual:
+            return self.stage[self.grouping.region_of[store.node]]
+        runs = store.operator == store.node.name
+        reads = store.node.all_input_nodes if runs else [store.node]
+        return max([self.floor.get(store.operator or "", 0), *map(self.ready, reads)])
+
+    def _apply_orders(self) -> None:
+        for before, after in self.orders:
+            stage = self._step_stage(before) + self._stores(after)
+            if self.floor.get(after, 0) < stage and self._step_stage(after) < stage:
+                self.floor[after] = stage
+
+    def _stores(self, name: str) -> bool:
+        """Does this step write memory that a step of the same stage may not read? A scatter that
+        is written out, and a final copy back, are functional within their step."""
+        node = self.homes.nodes.get(name)
+        return node is not None and (node in self.grouping.region_of or self.homes.in_arena(node))
+
+    def _step_stage(self, name: str) -> int:
+        node = self.homes.nodes.get(name)
+        if node in self.grouping.region_of:
+            return self.stage[self.grouping.region_of[node]]
+        if node is not None and node in self.program.movements:
+            return self.ready(node) - int(self.homes.in_arena(node))
+        return self.floor.get(name, 0)
+
+    # Steps.
+
+    def build(self) -> Schedule:
+        self.assign()
+        outputs = [self._output(k, o) for k, o in enumerate(self.program.outputs)]
+        last = max(
+            [0, *self.stage.values(), *self.results, *map(self._store_stage, self.homes.stores)]
+        )
+        last = max([last, *(self._update_stage(i, v) for i, v in self.updates.items())])
+        steps: list[Step] = []
+        for stage in range(last, -1, -1):
+            generated = self._generated(stage, stage == last)
+            library = [self._library(r) for r in self._regions(stage, True)]
+            steps = [*library, *([generated] if generated else []), *steps]
+        return Schedule(tuple(map(_buffer, self.homes.bases)), tuple(steps), tuple(outputs))
+
+    def _regions(self, stage: int, library: bool) -> list[Region]:
+        return [
+            r
+            for r in self.grouping.regions
+            if self.stage[r] == stage and self.homes.library(r) == library
+        ]
+
+    def _generated(self, stage: int, last: bool) -> Step | None:
+        regions = self._regions(stage, False)
+        stores = [
+            s
+            for s in self.homes.stores
+            if self._store_stage(s) == stage and not self._by_library(s)
+        ]
+        graph = StepGraph(self.homes, lambda n: self._outside(n, stage))
+        for region in regions:
+            graph.region(region)
+        for store in stores:
+            graph.store(store, self._place)
+        for number, node in self.updates.items():
+            if self._update_stage(number, node) == stage and not self._kept(number, node):
+                graph.update(number, node)
+        results = list(self.results.get(stage, {}))
+        if not (regions or stores or results or graph.pending):
+            return None
+        module, targets = graph.finish(results)
+        return Step(
+            f"stage{stage}",
+            "inductor",
+            module,
+            tuple(graph.operands),
+            targets,
+            tuple(n.name for n in results),
+            tuple(r.name for r in regions),
+        )
+
+    def _by_library(self, store: Store) -> bool:
+        node = store.node
+        return (
+            store.virtual and node is not None and self.homes.library(self.grouping.region_of[node])
+        )
+
+    def _library(self, region: Region) -> Step:
+        (node,) = region.nodes
+        stage = self.stage[region]
+        (slot,) = self.homes.slots(node)
+        graph = StepGraph(self.homes, lambda n: self._outside(n, stage, library=True))
+        reads = [graph.value(a) for a in node.args if isinstance(a, fx.Node)]
+        target = graph.operand(self._place(slot), self.homes.nodes[slot.base])
+        kernel = libraries.out_variant(node)
+        assert kernel is not None, f"{node.name} has no kernel that stores into a view"
+        call = graph.graph.call_function(kernel, (*reads, target))
+        call.meta["origin"] = node
+        graph.graph.output(())
+        module = fx.GraphModule({}, graph.graph)
+        operands = tuple(graph.operands)
+        return Step(
+            region.name,
+            "library",
+            module,
+            operands,
+            (operands.index(self._place(slot)),),
+            (),
+            (region.name,),
+        )
+
+    def _place(self, slot: Slot) -> Operand:
+        base = self.homes.nodes[slot.base]
+        view = View(slot.shape, slot.stride, slot.offset)
+        if base in self.inputs:
+            return Operand("input", self.inputs[base], view)
+        return Operand("buffer", slot.base, view)
+
+    def _outside(self, node: fx.Node, stage: int, library: bool = False) -> Operand | None:
+        """Where a step of `stage` finds `node`; None to write it out."""
+        if node in self.inputs:
+            return Operand("input", self.inputs[node])
+        if self.homes.is_stored(node) or self._in_input(node, stage):
+            return self._held(node)
+        if node in self.grouping.region_of or self._runs_before(node, stage, library):
+            made = self.ready(node)
+            self.results.setdefault(made, {})[node] = None
+            return Operand("result", node.name)
+        return None
+
+    def _held(self, node: fx.Node) -> Operand:
+        """A stored tensor as a view of its base."""
+        resolved = self.homes.resolved(node)
+        if resolved.physical:
+            return Operand("buffer", node.name)
+        slots = self.homes.slots(node)
+        if len(slots) != 1:
+            raise Unschedulable(f"{node.name} is read from several places")
+        operand = self._place(slots[0])
+        base = value_of(self.homes.nodes[slots[0].base])
+        whole = View(tuple(base.shape), tuple(base.stride()), 0)
+        return Operand(operand.kind, operand.source) if operand.view == whole else operand
+
+    def _in_input(self, node: fx.Node, stage: int) -> bool:
+        """A scatter done in place in an earlier stage: its input holds it now."""
+        return (
+            node in self.program.movements
+            and self.homes.inplace(node)
+            and not self.homes.in_arena(node)
+            and node in self.updates.values()
+            and self.ready(node) < stage
+        )
+
+    def _runs_before(self, node: fx.Node, stage: int, library: bool) -> bool:
+        """A movement operator that copies: it runs once, in the stage where it is ready."""
+        if node not in self.program.movements or is_movement_target(node):
+            return False
+        if self._only_inputs(node) and not library:
+            return False
+        copies = (
+            not self.homes.edges(node, "load") and not self.program.movements[node].movement.view
+        )
+        return copies and self.ready(node) < stage
+
+    # Updated inputs and outputs.
+
+    def _kept(self, number: int, node: fx.Node) -> bool:
+        """Stores have left the final value in the input already."""
+        return self.homes.in_arena(node) and self.homes.resolved(node).bases == (
+            self.program.inputs[number].name,
+        )
+
+    def _update_stage(self, number: int, node: fx.Node) -> int:
+        """The stage that copies a final value back: not before the last reader of the old one."""
+        if self._kept(number, node):
+            return 0
+        readers = [self.stage[r] for r in self.grouping.regions if self._reads_old(r, number)]
+        floor = self.floor.get(f"{self.program.inputs[number].name}.copy_", 0)
+        return max([floor, self.ready(node), *readers])
+
+    def _reads_old(self, region: Region, number: int) -> bool:
+        source = self.program.inputs[number]
+        return any(self._views(n, source) for n in region.reads)
+
+    def _views(self, node: fx.Node, source: fx.Node) -> bool:
+        if node is source:
+            return True
+        return (
+            node in self.program.movements
+            and not self.homes.inplace(node)
+            and any(self._views(n, source) for n in node.all_input_nodes)
+        )
+
+    def _output(self, number: int, out: Any) -> Any:
+        if number in self.program.aliases:
+            return self.program.aliases[number]
+        if not is_tensor(out):
+            return out
+        if out in self.inputs:
+            return Operand("input", self.inputs[out])
+        if self.homes.in_arena(out) and self.homes.resolved(out).physical:
+            return Operand("buffer", out.name)
+        self.results.setdefault(self.ready(out), {})[out] = None
+        return Operand("result", out.name)
+
+
+def _buffer(node: fx.Node) -> Buffer:
+    value = value_of(node)
+    return Buffer(node.name, tuple(value.shape), tuple(value.stride()), value.dtype, value.device)

@@ -1,0 +1,125 @@
+"""Executables: a schedule and its implementations as one Python function, written out as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from vtc.graph.program import InputView
+from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, View
+
+
+class Executable:
+    """Runs a schedule on the graph's inputs; `source` is the function that does it.
+
+    The arena is allocated at each call, so that an output stays valid for as long as it is held.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        steps: Sequence[tuple[Callable[..., Any], Step]],
+        inputs: int,
+        constants: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """`inputs` is the number of arguments of a call; `constants` are the inputs after them."""
+        self.schedule = schedule
+        self.source, names = write(schedule, [step for _, step in steps], inputs)
+        names.update({f"input{inputs + k}": value for k, value in enumerate(constants)})
+        for k, (call, _) in enumerate(steps):
+            names[f"step{k}"] = call
+        exec(compile(self.source, "<vtc schedule>", "exec"), names)
+        self.run: Callable[..., tuple[Any, ...]] = names["run"]
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        return self.run(*args)
+
+
+def write(schedule: Schedule, steps: Sequence[Step], inputs: int) -> tuple[str, dict[str, Any]]:
+    """The text of `run(*inputs)`, and the names that it uses."""
+    writer = _Writer(schedule, steps, inputs)
+    return writer.text(), writer.names
+
+
+class _Writer:
+    def __init__(self, schedule: Schedule, steps: Sequence[Step], inputs: int) -> None:
+        self.schedule, self.steps, self.inputs = schedule, steps, inputs
+        self.names: dict[str, Any] = {
+            "empty_strided": torch.empty_strided,
+            "as_strided": torch.as_strided,
+        }
+        self.lines: list[str] = []
+        self.views: dict[Operand, str] = {}
+        self.last = self._last_uses()
+
+    def text(self) -> str:
+        buffers = {b.name: b for b in self.schedule.buffers}
+        made: set[str] = set()
+        for k, step in enumerate(self.steps):
+            for operand in step.operands:
+                if operand.kind == "buffer" and operand.source not in made:
+                    made.add(str(operand.source))
+                    self._allocate(buffers[str(operand.source)])
+            arguments = ", ".join(self._name(o) for o in step.operands)
+            results = "".join(f"{_local(r)}, " for r in step.results)
+            self.lines.append(
+                f"{results}= step{k}({arguments})" if results else f"step{k}({arguments})"
+            )
+            dead = [name for name, last in self.last.items() if last == k]
+            dead += [v for o, v in self.views.items() if _local(str(o.source)) in dead]
+            if dead:
+                self.lines.append(f"del {', '.join(dead)}")
+        outputs = "".join(f"{self._output(o)}, " for o in self.schedule.outputs)
+        parameters = ", ".join(f"input{i}" for i in range(self.inputs))
+        body = "\n    ".join([*self.lines, f"return ({outputs})"])
+        return f"def run({parameters}):\n    {body}\n"
+
+    def _allocate(self, buffer: Buffer) -> None:
+        dtype, device = f"dtype_{buffer.name}", f"device_{buffer.name}"
+        self.names[dtype], self.names[device] = buffer.dtype, buffer.device
+        self.lines.append(
+            f"{_local(buffer.name)} = empty_strided({buffer.shape}, {buffer.stride}, "
+            f"dtype={dtype}, device={device})"
+        )
+
+    def _name(self, operand: Operand) -> str:
+        name = f"input{operand.source}" if operand.kind == "input" else _local(str(operand.source))
+        if operand.view is None:
+            return name
+        if operand not in self.views:
+            self.views[operand] = f"view{len(self.views)}"
+            self.lines.append(f"{self.views[operand]} = {_view(name, operand.view, operand.kind)}")
+        return self.views[operand]
+
+    def _output(self, output: Any) -> str:
+        if isinstance(output, InputView):
+            view = View(output.size, output.stride, output.offset)
+            return _view(f"input{output.input}", view, "input")
+        return self._name(output) if isinstance(output, Operand) else repr(output)
+
+    def _last_uses(self) -> dict[str, int]:
+        """Results and buffers that no output needs -> the last step that does."""
+        kept = {
+            o.source for o in self.schedule.outputs if isinstance(o, Operand) and o.kind != "input"
+        }
+        last: dict[str, int] = {}
+        for k, step in enumerate(self.steps):
+            for operand in step.operands:
+                if operand.kind != "input" and operand.source not in kept:
+                    last[_local(str(operand.source))] = k
+            last.update(
+                {_local(r): k for r in step.results if r not in kept and _local(r) not in last}
+            )
+        return last
+
+
+def _local(name: str) -> str:
+    return f"t_{name}"
+
+
+def _view(name: str, view: View, kind: str) -> str:
+    # An input or a result may itself start inside its storage; an arena buffer never does.
+    start = f"{name}.storage_offset() + " if kind in ("input", "result") else ""
+    return f"as_strided({name}, {view.shape}, {view.stride}, {start}{view.offset})"

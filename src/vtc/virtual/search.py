@@ -1,0 +1,402 @@
+"""Which edges to choose: the paper's global greedy, and exhaustive search to tell how good it is.
+
+Both ask `legal` of every strategy they consider and take any `Cost`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from vtc.virtual.cost import Cost
+from vtc.virtual.legality import Checker, checker
+from vtc.virtual.plan import Engine, PlanGraph, operands, results
+from vtc.virtual.strategy import Strategy
+from vtc.virtual.vtog import Vtog
+
+Progress = Callable[[int, float], None]
+"""Called with the number of evaluations so far and the best cost."""
+
+
+@dataclass(frozen=True)
+class TraceStep:
+    """One decision of a search. `edges` were added, `dropped` taken away; `cost` is the new one."""
+
+    kind: Literal["node", "bundle", "exchange", "best"]
+    name: str
+    edges: tuple[int, ...]
+    gain: float
+    cost: float
+    dropped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The strategy found and what finding it took.
+
+    base_cost: of the empty strategy. evaluations: strategies priced. gap: see `optimality_gap`,
+    where it is known. complete: the time budget did not cut the search short.
+    """
+
+    strategy: Strategy
+    cost: float
+    base_cost: float
+    evaluations: int
+    seconds: float
+    trace: tuple[TraceStep, ...] = ()
+    gap: float | None = None
+    complete: bool = True
+
+    def text(self, vtog: Vtog) -> str:
+        """The decisions, one a line, for a person."""
+        lines = [f"nothing virtual: {self.base_cost:.3f}"]
+        for step in self.trace:
+            added = ", ".join(str(vtog.numbered[number]) for number in step.edges)
+            saved = f"saves {step.gain:.3f}: {step.cost:.3f}"
+            lines.append(f"{step.kind} {step.name}: {added}; {saved}")
+            if step.dropped:
+                dropped = ", ".join(str(vtog.numbered[number]) for number in step.dropped)
+                lines.append(f"  instead of {dropped}")
+        return "\n".join(lines)
+
+
+class TooManyChoicesError(ValueError):
+    """A component of the opportunity graph has more free edges than may be enumerated."""
+
+    def __init__(self, choices: int, allowed: int, tensors: Iterable[str]) -> None:
+        self.choices = choices
+        self.allowed = allowed
+        names = ", ".join(list(tensors)[:6])
+        super().__init__(
+            f"exhaustive search would enumerate {choices} free choices around {names}, more than "
+            f"max_choices={allowed}; use the greedy search or raise max_choices"
+        )
+
+
+def optimality_gap(greedy_cost: float, exhaustive_cost: float) -> float:
+    """How much more the greedy strategy costs than the best one: 0.05 is five percent."""
+    return greedy_cost / exhaustive_cost - 1.0 if exhaustive_cost else 0.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Edges that are tried together: of one node, or a bundle that only pays as a whole."""
+
+    kind: Literal["node", "bundle"]
+    name: str
+    edges: frozenset[int]
+
+
+def greedy(
+    plan: PlanGraph,
+    vtog: Vtog,
+    engine: Engine,
+    cost: Cost,
+    *,
+    progress: Progress | None = None,
+    budget_s: float | None = None,
+) -> SearchResult:
+    """The paper's global greedy (section 5.2, figure 10), with bundles and exchanges.
+
+    The anchor set starts with all tensors, as every tensor is physical at first; what is chosen
+    each time is the node (or bundle of edges that only pay together: all of one movement operator,
+    or a chain of views up to the producer) whose legal, non-conflicting edges save most, and the
+    gains that the choice may have changed are found again. When no gain is left, each bundle is
+    tried in exchange for the chosen edges that stand against it. The result costs at most what the
+    empty strategy does.
+    """
+    return _Greedy(plan, vtog, engine, cost, progress, budget_s).run()
+
+
+class _Greedy:
+    def __init__(
+        self,
+        plan: PlanGraph,
+        vtog: Vtog,
+        engine: Engine,
+        cost: Cost,
+        progress: Progress | None,
+        budget_s: float | None,
+    ) -> None:
+        self.plan = plan
+        self.vtog = vtog
+        self.checker: Checker = checker(plan, vtog, engine)
+        self.cost = cost
+        self.progress = progress
+        self.started = time.perf_counter()
+        self.deadline = math.inf if budget_s is None else self.started + budget_s
+        self.seen: dict[Strategy, float] = {}
+        self.trace: list[TraceStep] = []
+        self.chosen: Strategy = frozenset()
+        self.checker.rebase(self.chosen)
+        self.base = self.now = self.price(frozenset())
+        self.free = free_edges(vtog, self.checker)
+        self.around = _neighbourhoods(plan, vtog)
+        self.complete = True
+
+    def run(self) -> SearchResult:
+        gains: dict[Candidate, float] = {}
+        candidates = list(dict.fromkeys((*self.nodes(), *self.bundles())))
+        stale = set(candidates)
+        while not self.late():
+            for candidate in [c for c in candidates if c in stale]:
+                gains[candidate] = self.gain(candidate)
+                if self.late():
+                    break
+            stale.clear()
+            best = max(gains, key=lambda c: (gains[c], -len(c.edges)), default=None)
+            if best is None or gains[best] <= self.least():
+                break
+            self.choose(best, self.compatible(best), frozenset())
+            stale = {c for c in candidates if self.concerned(c, best)}
+        self.exchange([c for c in candidates if c.kind == "bundle" or len(c.edges) == 1])
+        seconds = time.perf_counter() - self.started
+        return SearchResult(
+            self.chosen,
+            self.now,
+            self.base,
+            len(self.seen),
+            seconds,
+            tuple(self.trace),
+            complete=self.complete,
+        )
+
+    def price(self, strategy: Strategy) -> float:
+        """Cost of a strategy; infinite where it is not legal."""
+        found = self.seen.get(strategy)
+        if found is None:
+            legal = self.checker.legal(strategy)
+            found = self.seen[strategy] = self.cost.cost(strategy) if legal else math.inf
+            if self.progress is not None:
+                self.progress(len(self.seen), getattr(self, "now", found))
+        return found
+
+    def least(self) -> float:
+        """Gains below this are rounding."""
+        return 1e-9 * max(abs(self.base), 1.0)
+
+    def late(self) -> bool:
+        if time.perf_counter() > self.deadline:
+            self.complete = False
+            return True
+        return False
+
+    def compatible(self, candidate: Candidate) -> frozenset[int]:
+        """The candidate's edges that are new. Of a node those that pay, the most paying first."""
+        new = candidate.edges - self.chosen
+        if any(self.vtog.rivals[number] & self.chosen for number in new):
+            if candidate.kind == "bundle":
+                return frozenset()
+            new = frozenset(n for n in new if not self.vtog.rivals[n] & self.chosen)
+        if candidate.kind == "bundle" or len(new) < 2:
+            return new
+        gains = {number: self.now - self.price(self.chosen | {number}) for number in new}
+        taken: frozenset[int] = frozenset()
+        for number in sorted(gains, key=lambda n: (-gains[n], n)):
+            if gains[number] > self.least() and not self.vtog.rivals[number] & taken:
+                taken |= {number}
+        return taken
+
+    def gain(self, candidate: Candidate) -> float:
+        new = self.compatible(candidate)
+        return self.now - self.price(self.chosen | new) if new else -math.inf
+
+    def choose(self, candidate: Candidate, new: frozenset[int], dropped: frozenset[int]) -> None:
+        self.chosen = self.chosen - dropped | new
+        self.checker.rebase(self.chosen)
+        before, self.now = self.now, self.price(self.chosen)
+        kind: Literal["node", "bundle", "exchange"] = "exchange" if dropped else candidate.kind
+        step = TraceStep(
+            kind,
+            candidate.name,
+            tuple(sorted(new)),
+            before - self.now,
+            self.now,
+            tuple(sorted(dropped)),
+        )
+        self.trace.append(step)
+
+    def exchange(self, candidates: list[Candidate]) -> None:
+        """Try each candidate instead of the chosen edges that conflict with it, and drop edges."""
+        improved = True
+        while improved and not self.late():
+            improved = False
+            for candidate in candidates:
+                new = candidate.edges - self.chosen
+                if not new or self.late():
+                    continue
+                for dropped in self.rivals(new):
+                    trial = self.chosen - dropped | new
+                    if dropped and self.now - self.price(trial) > self.least():
+                        self.choose(candidate, new, dropped)
+                        improved = True
+                        break
+
+    def rivals(self, new: frozenset[int]) -> list[frozenset[int]]:
+        """Chosen edges that stand against `new`: by conflict, or with their whole operators."""
+        edges = self.vtog.numbered
+        near = {n for number in new for n in self.vtog.rivals[number]}
+        tensors = {edges[n].tensor for n in new} | {edges[n].base for n in new}
+        operators = {edges[n].operator for n in new}
+        clash = frozenset(n for n in self.chosen if n in near)
+        lost = {edges[n].operator for n in clash}
+        whole = frozenset(n for n in self.chosen if edges[n].operator in lost)
+        turned = frozenset(
+            n
+            for n in self.chosen
+            if n in near or edges[n].operator in operators or edges[n].tensor in tensors
+        )
+        return list(dict.fromkeys((clash, whole, turned - new)))
+
+    def concerned(self, candidate: Candidate, chosen: Candidate) -> bool:
+        """The gain of a candidate may have changed: a step or tensor is near both."""
+        if not getattr(self.cost, "local", False):
+            return True
+        mine = frozenset().union(*(self.around[n] for n in candidate.edges))
+        return any(mine & self.around[n] for n in chosen.edges)
+
+    def nodes(self) -> Iterator[Candidate]:
+        for tensor, numbers in self.vtog.out_edges.items():
+            mine = frozenset(numbers) & self.free
+            if mine:
+                yield Candidate("node", tensor, mine)
+
+    def bundles(self) -> Iterator[Candidate]:
+        """Edges of one operator together, each with the views that lead to its producers."""
+        edges = self.vtog.edges
+        for number in sorted(self.free):
+            chain = self.chain(number)
+            if len(chain) > 1:
+                yield Candidate("bundle", edges[number].tensor, chain)
+        for operator, numbers in self.vtog.operator_edges.items():
+            mine = [n for n in numbers if n in self.free]
+            loads = [n for n in mine if edges[n].direction == "load" and not edges[n].inplace]
+            stores = [n for n in mine if edges[n].direction == "store"]
+            kept = [n for n in mine if edges[n].inplace]
+            for group in (loads, stores, [*kept, *stores]):
+                plain = self.agreeing(group)
+                chained = self.agreeing(n for number in group for n in sorted(self.chain(number)))
+                for together in dict.fromkeys((plain, chained)):
+                    if len(together) > 1:
+                        yield Candidate("bundle", operator, together)
+
+    def agreeing(self, numbers: Iterable[int]) -> frozenset[int]:
+        """The edges without those that conflict with an earlier one."""
+        taken: frozenset[int] = frozenset()
+        for number in numbers:
+            if not self.vtog.rivals[number] & taken:
+                taken |= {number}
+        return taken
+
+    def chain(self, number: int) -> frozenset[int]:
+        """An edge, and the B edges by which its tensor's source would live there as well."""
+        edges = self.vtog.edges
+        taken = [number]
+        for n in taken:
+            step = self.plan.movements.get(edges[n].tensor)
+            if step is None or (edges[n].direction == "load" and not edges[n].inplace):
+                continue
+            for m in self.vtog.operator_edges.get(step.name, ()):
+                usable = m in self.free and m not in taken and edges[m].direction == "store"
+                if usable and edges[m].operator != edges[n].operator:
+                    taken.append(m)
+        return self.agreeing(taken)
+
+
+def free_edges(vtog: Vtog, own: Checker) -> frozenset[int]:
+    """The edges that are choices: not those that are implied and cost nothing when not chosen."""
+    implied = {
+        n
+        for operator in own.plan.movements
+        if own.resolver.defaults[operator] in ("view", "fold")
+        for n in own.resolver.implied(operator)
+    }
+    return frozenset(range(len(vtog.edges))) - implied
+
+
+def _neighbourhoods(plan: PlanGraph, vtog: Vtog) -> list[frozenset[str]]:
+    """For each edge the tensors of the steps that touch its ends; inputs are near everything."""
+    far = {name for name, tensor in plan.tensors.items() if tensor.kind in ("input", "constant")}
+    near: dict[str, set[str]] = {name: {name} for name in plan.tensors}
+    for step in plan.steps:
+        names = {*operands(step), *results(step)}
+        for name in names - far:
+            near[name] |= names - far
+    return [frozenset(near[edge.tensor] | near[edge.base]) for edge in vtog.numbered]
+
+
+def exhaustive(
+    plan: PlanGraph,
+    vtog: Vtog,
+    engine: Engine,
+    cost: Cost,
+    *,
+    max_choices: int = 16,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """The best legal strategy by enumeration.
+
+    Views that cost nothing are no choices. With more than `max_choices` free edges the opportunity
+    graph is split into connected components, each solved with the others empty, and the answers
+    joined: then the result is exact where the costs of components add up. Raises
+    TooManyChoicesError for a component with more free edges than that, and ValueError where the
+    joined answer is not legal.
+    """
+    started = time.perf_counter()
+    own = checker(plan, vtog, engine)
+    free = sorted(free_edges(vtog, own))
+    groups = [free] if len(free) <= max_choices else _components(vtog, free, own)
+    evaluations = 0
+    strategy: Strategy = frozenset()
+    base = cost.cost(strategy)
+    for group in groups:
+        if len(group) > max_choices:
+            raise TooManyChoicesError(
+                len(group), max_choices, (vtog.edges[n].tensor for n in group)
+            )
+        best, best_cost = frozenset[int](), base
+        for trial in _subsets(vtog, own, group):
+            if not own.legal(trial):
+                continue
+            found = cost.cost(trial)
+            evaluations += 1
+            if found < best_cost - 1e-9 * max(abs(base), 1.0):
+                best, best_cost = trial, found
+            if progress is not None:
+                progress(evaluations, best_cost)
+        strategy |= best
+    verdict = own.legal(strategy)
+    if not verdict:
+        raise ValueError(f"the components' best strategies are not legal together: {verdict}")
+    total = cost.cost(strategy)
+    trace = (TraceStep("best", "all", tuple(sorted(strategy)), base - total, total),)
+    return SearchResult(
+        strategy, total, base, evaluations, time.perf_counter() - started, trace, 0.0
+    )
+
+
+def _components(vtog: Vtog, free: list[int], own: Checker) -> list[list[int]]:
+    groups: dict[int, list[int]] = {}
+    for number in free:
+        groups.setdefault(own.resolver.component[vtog.edges[number].tensor], []).append(number)
+    return list(groups.values())
+
+
+def _subsets(vtog: Vtog, own: Checker, group: list[int]) -> Iterator[Strategy]:
+    """Subsets without conflicts and cycles, smaller ones first along each branch."""
+    stack: list[tuple[int, Strategy]] = [(0, frozenset())]
+    while stack:
+        position, taken = stack.pop()
+        if position == len(group):
+            yield taken
+            continue
+        number = group[position]
+        if not vtog.rivals[number] & taken:
+            more = taken | {number}
+            fault = own.resolver.resolve(more).fault
+            if fault is None or fault[0] not in ("(i)", "(vi)"):
+                stack.append((position + 1, more))
+        stack.append((position + 1, taken))

@@ -1,0 +1,30 @@
+"""Options and fixtures that tests of several layers use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write what tests produce into their golden files instead of comparing",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` compares text with golden/NAME.txt beside the test's file."""
+    folder = Path(request.path).parent / "golden"
+
+    def check(name: str, text: str) -> None:
+        path = folder / f"{name}.txt"
+        if request.config.getoption("--update-golden"):
+            path.write_text(text + "\n")
+        assert path.read_text() == text + "\n"
+
+    return check

@@ -1,0 +1,138 @@
+"""Maps of symbolic shape, put to numbers, equal the maps of those numbers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sympy import Symbol
+
+from index.chains import arange
+from vtc.index import Expr, IndexMap, NotRepresentable, Piece, axes
+from vtc.index.strided import contiguous_strides
+
+s0, s1 = (Symbol(n, integer=True, positive=True) for n in ("s0", "s1"))
+Shape = tuple[int | Expr, ...]
+
+# Reshapes between which a chain may move, each list of one element count.
+FORMS: list[list[Shape]] = [
+    [(s0, 12), (s0, 3, 4), (12 * s0,), (s0 * 3, 4), (s0, 2, 6), (s0 * 12, 1), (1, s0, 4, 3)],
+    [(s0, s1, 4), (s0 * s1, 4), (s0, 4 * s1), (s0, s1, 2, 2), (s0, s1 * 2, 2), (4 * s0 * s1,)],
+    [(2, s0, 6), (2 * s0, 6), (2, 6 * s0), (2, s0, 3, 2), (2 * s0, 2, 3), (1, 2, s0, 6)],
+]
+
+
+def at(shape: Shape, numbers: dict[Symbol, int]) -> list[int]:
+    return [n if isinstance(n, int) else int(n.subs(numbers)) for n in shape]
+
+
+@st.composite
+def symbolic_chains(
+    draw: st.DrawFn,
+) -> tuple[Shape, list[tuple[str, IndexMap, tuple[int, ...] | Shape]]]:
+    """A source shape and up to five reshapes, permutations, and slices of known dimensions."""
+    forms = draw(st.sampled_from(FORMS))
+    source = draw(st.sampled_from(forms))
+    shape, steps = source, []
+    for _ in range(draw(st.integers(1, 5))):
+        kind = draw(st.sampled_from(("reshape", "permute", "narrow")))
+        if kind == "permute":
+            dims = tuple(draw(st.permutations(range(len(shape)))))
+            steps.append((kind, IndexMap.permute(shape, dims), dims))
+            shape = tuple(shape[d] for d in dims)
+        elif kind == "reshape":
+            options = [f for f in forms if _count(f) == _count(shape)]
+            target = draw(st.sampled_from(options)) if options else (_count(shape),)
+            steps.append((kind, IndexMap.reshape(shape, target), target))
+            shape = target
+        else:
+            known = [k for k, n in enumerate(shape) if isinstance(n, int) and n > 1]
+            if not known:
+                continue
+            k = draw(st.sampled_from(known))
+            index = list(axes(len(shape)))
+            index[k] = index[k] + 1
+            shape = (*shape[:k], shape[k] - 1, *shape[k + 1 :])
+            steps.append((kind, IndexMap.single(shape, index), (k,)))
+    return source, steps
+
+
+def _count(shape: Shape) -> Expr | int:
+    total: Expr | int = 1
+    for n in shape:
+        total = total * n
+    return total
+
+
+@given(symbolic_chains(), st.integers(1, 5), st.integers(1, 4))
+@settings(max_examples=120, deadline=None)
+def test_symbolic_chains_equal_torch_for_numbers(
+    case: tuple[Shape, list[tuple[str, IndexMap, Shape]]], n0: int, n1: int
+) -> None:
+    source, steps = case
+    numbers = {s0: n0, s1: n1}
+    total = IndexMap.identity(source)
+    x = arange(at(source, numbers))
+    value = x
+    for kind, step, how in steps:
+        total = step.compose({0: total})
+        if kind == "permute":
+            value = value.permute(how)
+        elif kind == "reshape":
+            value = value.reshape(at(how, numbers))
+        else:
+            value = value.narrow(how[0], 1, value.shape[how[0]] - 1)
+    concrete = total.substitute(numbers)
+    assert torch.equal(concrete.materialize([x]), value)
+    assert total.covers()
+    view = total.strided(contiguous_strides(source))
+    if view is not None:
+        stride, offset = at(view.stride, numbers), at((view.offset,), numbers)[0]
+        assert torch.equal(x.as_strided(at(view.shape, numbers), stride, offset), value)
+    inverse = total.inverse(0, source)
+    if inverse is not None:
+        inverse = inverse.substitute(numbers)
+        where = inverse.materialize([arange(value.shape)])
+        held = sum(
+            torch.Size(b - a for a, b in zip(*box, strict=True)).numel() for box in inverse.domain()
+        )
+        assert held == value.numel()
+        for lower, upper in inverse.domain():
+            box = tuple(slice(a, b) for a, b in zip(lower, upper, strict=True))
+            assert torch.equal(value.reshape(-1)[where[box]], x[box])
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+@settings(max_examples=20, deadline=None)
+def test_symbolic_concat_is_two_boxes(n0: int, n1: int) -> None:
+    i, j = axes(2)
+    joined = IndexMap(
+        (s0 + s1, 8),
+        (Piece((0, 0), (s0, 8), 0, (i, j)), Piece((s0, 0), (s0 + s1, 8), 1, (i - s0, j))),
+    )
+    split = IndexMap.reshape((s0 + s1, 8), (s0 + s1, 2, 4)).compose({0: joined})
+    assert len(split.pieces) == 2
+    a, b = arange((n0, 8)), arange((n1, 8), 1000)
+    concrete = split.substitute({s0: n0, s1: n1})
+    assert torch.equal(concrete.materialize([a, b]), torch.cat([a, b]).reshape(-1, 2, 4))
+    second = joined.inverse(1, (s1, 8))
+    assert second is not None
+    assert str(second) == "(s1, 8)\n  [i0 in 0:s1, i1 in 0:8] = source0[i0 + s0, i1]"
+    rows = joined.restrict((s0, 0), (s0 + s1, 8))
+    assert rows == IndexMap.identity((s1, 8), source=1)
+
+
+def test_symbolic_runs_are_known_divisors() -> None:
+    heads = IndexMap.permute((s0, 8, 16), (1, 0, 2))
+    assert heads.contiguity((128, 16, 1)).run == 16
+    assert heads.classify((128, 16, 1)) == "partial"
+    assert IndexMap.identity((s0, 16)).classify((16, 1)) == "I"
+    assert IndexMap.permute((s0, 16), (1, 0)).classify((16, 1)) == "II"
+
+
+def test_what_depends_on_unknown_order_is_refused() -> None:
+    i, j = axes(2)
+    part = IndexMap((s0, 8), (Piece((0, 0), (s0, 8), 0, (i, j)),))
+    with pytest.raises(NotRepresentable):
+        part.restrict((0, 0), (s1, 8))
+    with pytest.raises(ValueError, match="symbolic"):
+        part.materialize([arange((2, 8))])

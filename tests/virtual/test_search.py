@@ -1,0 +1,186 @@
+"""Greedy and exhaustive search by the static cost model."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from virtual.generate import realistic_plan
+from virtual.plans import COPIES, VIEWS, Builder, Rules, c3k2, edges, worked_example
+from vtc.graph.rules_concat import concat
+from vtc.virtual.cost import CPU, GPU, StaticCost
+from vtc.virtual.fates import fates
+from vtc.virtual.legality import legal
+from vtc.virtual.search import TooManyChoicesError, exhaustive, greedy, optimality_gap
+from vtc.virtual.vtog import build
+
+VIEWING = Rules(
+    {"Split": "view", "Slice": "view", "Reshape": "view"},
+    can_load=lambda region, tensor, map: len(map.bases) == 1 and not map.fills,
+    can_store=lambda region, tensor, map: len(map.bases) == 1,
+)
+
+
+def test_greedy_is_within_five_percent_of_exhaustive_on_generated_graphs():
+    compared, worst, choices = 0, 0.0, 0
+    for seed in range(48):
+        rng = random.Random(seed)
+        plan = realistic_plan(rng)
+        vtog = build(plan)
+        model, objective = rng.choice([CPU, GPU]), rng.choice(["latency", "latency", "bytes"])
+        cost = StaticCost(plan, vtog, VIEWING, model, objective)
+        found = greedy(plan, vtog, VIEWING, cost)
+        try:
+            best = exhaustive(plan, vtog, VIEWING, cost, max_choices=14)
+        except TooManyChoicesError:
+            continue
+        assert best.cost <= found.cost + 1e-9
+        gap = optimality_gap(found.cost, best.cost)
+        assert gap <= 0.05, f"seed {seed}: {found.text(vtog)}\nbest: {best.text(vtog)}"
+        compared, worst = compared + 1, max(worst, gap)
+        choices += best.strategy != frozenset()
+    assert compared >= 40
+    assert choices >= 20
+    assert worst <= 0.05
+
+
+@pytest.mark.parametrize("objective", ["latency", "memory", "bytes"])
+@pytest.mark.parametrize("make", [worked_example, c3k2])
+@pytest.mark.parametrize("engine", [COPIES, VIEWS, VIEWING], ids=["copies", "views", "viewing"])
+def test_greedy_finds_the_best_of_the_papers_examples(make, engine, objective):
+    plan = make()
+    vtog = build(plan)
+    cost = StaticCost(plan, vtog, engine, objective=objective)
+    found = greedy(plan, vtog, engine, cost)
+    best = exhaustive(plan, vtog, engine, cost, max_choices=20)
+    assert legal(plan, vtog, found.strategy, engine)
+    assert found.cost == pytest.approx(best.cost)
+    assert found.cost < found.base_cost
+
+
+def test_everything_of_the_worked_example_goes_to_the_cache():
+    plan = worked_example()
+    vtog = build(plan)
+    found = greedy(plan, vtog, VIEWS, StaticCost(plan, vtog, VIEWS))
+    assert found.strategy == edges(vtog, ("a", "b"), ("b", "c"), ("c", "d"), ("d", "k_cache"))
+    assert "saves" in found.text(vtog)
+    assert all(fate.fate == "virtual" for fate in fates(plan, vtog, found.strategy, VIEWS))
+
+
+def test_parts_of_c3k2_go_to_the_concat_where_regions_read_one_buffer():
+    plan = c3k2()
+    vtog = build(plan)
+    cost = StaticCost(plan, vtog, VIEWING)
+    found = greedy(plan, vtog, VIEWING, cost)
+    wanted = edges(vtog, ("e", "a"), ("e", "b"), ("a", "Y"), ("b", "Y"), ("c", "Y"))
+    assert found.strategy == wanted
+    assert len(cost.steps(wanted)) == 3
+    memory = StaticCost(plan, vtog, VIEWING, objective="memory")
+    assert memory.peak(wanted) < memory.peak(frozenset())
+
+
+def two_of(count: int) -> Builder:
+    g = Builder()
+    x = g.input("x", 4, 8)
+    parts = [g.region(f"p{n}", [x], 4, 8) for n in range(count)]
+    g.move("m", concat([(4, 8)] * count, 1), parts)
+    g.region("y", ["m"], 4)
+    return g
+
+
+def test_a_concat_that_pays_only_as_a_whole_is_found():
+    """A region may store into a slice, but the launch is saved only when nothing is copied."""
+    plan = two_of(3).build("y")
+    vtog = build(plan)
+    engine = Rules(can_load=lambda *_: False)
+    cost = StaticCost(plan, vtog, engine, CPU)
+    found = greedy(plan, vtog, engine, cost)
+    assert found.strategy == edges(vtog, ("p0", "m"), ("p1", "m"), ("p2", "m"))
+    assert found.base_cost - found.cost > CPU.launch_us
+
+
+def test_exhaustive_says_which_component_is_too_large():
+    plan = two_of(9).build("y")
+    vtog = build(plan)
+    with pytest.raises(TooManyChoicesError, match="18 free choices") as caught:
+        exhaustive(plan, vtog, COPIES, StaticCost(plan, vtog, COPIES))
+    assert caught.value.choices == 18
+
+
+def test_components_are_solved_apart():
+    g = Builder()
+    state = g.input("x", 4, 8)
+    for block in range(4):
+        parts = [g.region(f"p{block}{n}", [state], 4, 8) for n in range(2)]
+        m = g.move(f"m{block}", concat([(4, 8)] * 2, 1), parts)
+        state = g.region(f"s{block}", [m], 4, 8)
+    plan = g.build(state)
+    vtog = build(plan)
+    cost = StaticCost(plan, vtog, COPIES)
+    best = exhaustive(plan, vtog, COPIES, cost, max_choices=4)
+    assert best.evaluations < 4 * 2**4 + 1
+    assert best.cost == pytest.approx(greedy(plan, vtog, COPIES, cost).cost)
+
+
+class Counting:
+    """A cost of any kind: the number of copies, from outside of the cost module."""
+
+    profiles = cache_hits = 0
+
+    def __init__(self, inner: StaticCost) -> None:
+        self.inner = inner
+
+    def cost(self, strategy):
+        return float(sum(step.kind == "copy" for step in self.inner.steps(strategy)))
+
+
+def test_any_object_with_a_cost_drives_the_search():
+    plan = c3k2()
+    vtog = build(plan)
+    found = greedy(plan, vtog, VIEWS, Counting(StaticCost(plan, vtog, VIEWS)))
+    assert (found.base_cost, found.cost) == (1.0, 0.0)
+
+
+def test_progress_is_reported_and_the_budget_ends_the_search():
+    plan = c3k2()
+    vtog = build(plan)
+    seen: list[tuple[int, float]] = []
+    cost = StaticCost(plan, vtog, VIEWS)
+    found = greedy(plan, vtog, VIEWS, cost, progress=lambda n, best: seen.append((n, best)))
+    assert [n for n, _ in seen] == list(range(1, found.evaluations + 1))
+    assert found.complete
+    cut = greedy(plan, vtog, VIEWS, cost, budget_s=0.0)
+    assert not cut.complete
+    assert cut.strategy == frozenset()
+
+
+def test_costs_of_steps_are_found_once():
+    plan = c3k2()
+    vtog = build(plan)
+    cost = StaticCost(plan, vtog, VIEWS)
+    cost.cost(frozenset())
+    assert (cost.profiles, cost.cache_hits) == (4, 0)
+    cost.cost(edges(vtog, ("c", "Y")))
+    assert (cost.profiles, cost.cache_hits) == (6, 2)
+
+
+def test_a_conflict_costs_infinity():
+    plan = worked_example()
+    vtog = build(plan)
+    cost = StaticCost(plan, vtog, COPIES)
+    assert cost.cost(edges(vtog, ("c", "b"), ("c", "d"))) == math.inf
+
+
+def test_fates_of_a_half_virtual_concat():
+    plan = c3k2()
+    vtog = build(plan)
+    a, _, joined = fates(plan, vtog, edges(vtog, ("c", "Y")), VIEWS)
+    assert (a.fate, a.on, a.direction, a.type) == ("view", ("e",), "load", "I")
+    assert (joined.fate, joined.on, joined.direction) == ("residual", ("Y",), "store")
+    part = 16 * 8 * 8 * 4
+    assert (joined.bytes_before, joined.bytes_after) == (2 * 3 * part, 2 * 2 * part)
+    assert "residual" in str(joined)
+    whole = fates(plan, vtog, frozenset(), COPIES)[-1]
+    assert (whole.fate, whole.on, whole.direction, whole.type) == ("residual", (), None, None)
