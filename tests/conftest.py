@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,3 +29,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert path.read_text() == text + "\n"
 
     return check
+
+
+@pytest.fixture
+def clean_dynamo() -> None:
+    """Nothing that other tests compiled, and fixed random values."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)

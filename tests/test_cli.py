@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-import vtc
+import vtc.log
 from vtc import cli
 from vtc.bench import peers, records, suite
 from vtc.bench.peers import Prepared
@@ -178,9 +179,12 @@ class StubReport:
 
 def test_explain_shows_the_report_and_writes_both_files(monkeypatch, tmp_path, capfd):
     saved, calls = [], []
+    monkeypatch.delenv("VTC_LOG_LEVEL", raising=False)
 
     def explain(model, *args, **options):
         calls.append((args, options))
+        vtc.log.set_level(options["options"]["log_level"])
+        logging.getLogger("vtc.lowering").info("measuring a region")
         return StubReport(saved)
 
     monkeypatch.setattr(vtc, "explain", explain, raising=False)
@@ -193,7 +197,8 @@ def test_explain_shows_the_report_and_writes_both_files(monkeypatch, tmp_path, c
     ((args, options),) = calls
     assert args[0].shape == (1, 3, 32, 32)
     assert options["search"] == "exhaustive"
-    assert options["options"] == {"freeze": True}
+    assert options["options"] == {"freeze": True, "log_level": "info"}
+    assert "vtc: measuring a region" in err
     (case,) = records.read(tmp_path / "e.json")
     assert case["rows"][0]["vtog"] == {"nodes": 0, "edges": 0, "conflicts": 0}
     assert case["config"]["freeze"] is True

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import torch
 import typer
@@ -25,7 +25,7 @@ from vtc.bench.peers import PEERS, Settings, check_systems
 from vtc.bench.tables import notes_of, table_of
 from vtc.bench.timing import Effort, Progress
 from vtc.errors import InvalidOptionError, UnknownChoiceError
-from vtc.options import check_engine, check_objective
+from vtc.options import Engine, Objective, Search, check_engine, check_objective
 
 app = typer.Typer(
     name="vtc",
@@ -137,7 +137,7 @@ def explain(
     ] = None,
 ) -> None:
     """Compile a model and show what became of each of its movement operators."""
-    _check_search(search)
+    method = _search(search)
     _check_writable(json, html)
     request = suite.Request(
         model,
@@ -150,7 +150,7 @@ def explain(
         settings=_settings(engine, objective, freeze),
     )
     with _progress(f"building {model}") as progress:
-        report, record = suite.explain(request, search, progress)
+        report, record = suite.explain(request, method, progress)
     out.print(report)
     _write(json, [record])
     if html is not None:
@@ -208,20 +208,21 @@ def bench(
         cases.append(record)
         out.print(table_of(record))
         for line in notes_of(record):
-            out.print(line, highlight=False)
+            out.print(line, markup=False, highlight=False)
         _write(json, cases)
 
 
 def _settings(engine: str, objective: str, freeze: bool, max_autotune: bool = False) -> Settings:
     check_engine(engine)
     check_objective(objective)
-    return Settings(engine, objective, freeze, max_autotune)
+    return Settings(cast(Engine, engine), cast(Objective, objective), freeze, max_autotune)
 
 
-def _check_search(search: str) -> None:
-    choices = ("greedy", "exhaustive")
+def _search(search: str) -> Search:
+    choices = get_args(Search)
     if search not in choices:
         raise UnknownChoiceError("search", search, choices)
+    return cast(Search, search)
 
 
 def _names(text: str) -> list[str]:

@@ -7,22 +7,24 @@ implementations -> executable, timed whole against stock TorchInductor.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor.compile_fx import compile_fx
 
 from vtc import errors, log
-from vtc.graph.capture import capture
-from vtc.graph.program import Program
+from vtc.graph.capture import capture, lift_attributes
+from vtc.graph.program import Program, value_of
 from vtc.kernels.operators import is_random
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
@@ -33,9 +35,11 @@ from vtc.lowering.profile import Pricing, ProfiledCost
 from vtc.lowering.record import Choice, Times, record
 from vtc.lowering.schedule import Schedule
 from vtc.options import ENGINES, Engine, Objective, Options, check_engine, check_objective
-from vtc.runtime.calls import FrozenWeights, OverlapGuard, overlapping
+from vtc.runtime.calls import OverlapGuard, WeightWatch, apart, overlapping, sharing
+from vtc.runtime.cuda_graph import CudaGraphs, capturable
 from vtc.runtime.executable import Executable
-from vtc.runtime.signature import Signature
+from vtc.runtime.exported import Exported, name_of
+from vtc.runtime.signature import readable, source_name
 from vtc.virtual import cost as costs
 from vtc.virtual import search
 from vtc.virtual.record import GraphReport
@@ -91,16 +95,21 @@ def backend(
     graph_module: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
+    mode: str = "default",
     options: Mapping[str, Any] | None = None,
-    **_: Any,
 ) -> Compiled:
     """The `torch_dynamo_backends` entry point: `torch.compile(model, backend="vtc")`.
 
-    `options` takes the fields of `vtc.Options` and "objective".
+    `options` takes the fields of `vtc.Options`, "engine" and "objective". Weights are frozen by
+    `vtc.compile` only: Dynamo must know of it before it traces.
     """
     given = dict(options or {})
-    objective = given.pop("objective", "latency")
-    return Backend(_settings("auto", objective, given))(graph_module, example_inputs)
+    if mode != "default":
+        raise errors.UnknownChoiceError("mode", mode, ("default",))
+    if given.get("freeze") and not torch._inductor.config.freezing:
+        raise errors.InvalidOptionError("freeze", True, "to vtc.compile, which can freeze weights")
+    engine, objective = given.pop("engine", "auto"), given.pop("objective", "latency")
+    return Backend(_settings(engine, objective, given))(graph_module, example_inputs)
 
 
 class Backend:
@@ -128,11 +137,17 @@ def _settings(engine: str, objective: str, options: Options | Mapping[str, Any] 
 
 
 class _Frozen:
-    """A model compiled with `freeze`: Dynamo leaves its weights as attributes of the graph."""
+    """A model compiled with `freeze`: Dynamo leaves its weights as attributes of the graph.
+
+    Beside calls, it is what `torch.compile` returns: the model's attributes are its attributes.
+    """
 
     def __init__(self, compiled: Callable[..., Any]) -> None:
         self.compiled = compiled
         functools.update_wrapper(self, compiled, updated=())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch._inductor.config.patch(freezing=True), torch.no_grad():
@@ -150,82 +165,17 @@ def export(
 ) -> Exported:
     """Compile a model ahead of time for the signature of `args` and `kwargs`.
 
-    The result is called like the model, without Dynamo's guards: it checks the shapes, dtypes and
-    devices of tensor arguments by itself, and raises SignatureError for others. Weights are frozen
-    unless `options` says otherwise. Nothing runs and nothing is updated at compile time. Raises
-    CaptureError for a model that is not one graph.
+    The result is called like the model, without Dynamo's guards: it checks the shapes, strides,
+    dtypes and devices of tensor arguments and the values of others by itself, and raises
+    SignatureError for a call that differs. Weights are frozen unless `options` says otherwise; one
+    that changes is frozen again. What else Python code reads of the model stays as it was. Nothing
+    runs and nothing is updated at compile time. Raises CaptureError for a model that is not one
+    graph.
     """
     settings = _settings(engine, objective, _frozen_by_default(options))
-    return Exported(model, tuple(args), dict(kwargs or {}), settings)
-
-
-class Exported:
-    """A model compiled for one signature."""
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        settings: Settings,
-    ) -> None:
-        self.signature = Signature(args, kwargs)
-        self.graphs: list[_Deferred] = []
-        compiled = torch.compile(
-            model,
-            backend=self._defer(settings),
-            fullgraph=True,
-            dynamic=False,
-            options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
-        )
-        self.call = _Frozen(compiled) if settings.options.freeze else compiled
-        try:
-            with torch.no_grad():
-                self.call(*args, **kwargs)  # compiles; the graph itself answers with blanks
-        except torch._dynamo.exc.Unsupported as error:
-            reason = str(error).strip().splitlines()[0]
-            raise errors.CaptureError(
-                getattr(model, "__name__", type(model).__name__), reason
-            ) from error
-        for graph in self.graphs:
-            graph.armed = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.signature.check(args, kwargs)
-        with torch.no_grad():
-            return self.call(*args, **kwargs)
-
-    def _defer(self, settings: Settings) -> Callable[..., Compiled]:
-        def compile_deferred(
-            graph_module: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
-        ) -> Compiled:
-            run = compile_graph(graph_module, list(example_inputs), settings)
-            self.graphs.append(_Deferred(run, graph_module))
-            return self.graphs[-1]
-
-        return compile_deferred
-
-
-class _Deferred:
-    """A compiled graph that first answers with blank outputs, so that compiling runs nothing."""
-
-    def __init__(self, run: Compiled, graph_module: fx.GraphModule) -> None:
-        self.run, self.armed = run, False
-        (output,) = (n for n in graph_module.graph.nodes if n.op == "output")
-        self.blank = [_blank(n) for n in output.args[0]]
-
-    def __call__(self, *args: Any) -> Any:
-        return self.run(*args) if self.armed else self.blank
-
-
-def _blank(node: Any) -> Any:
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else node
-    if not isinstance(value, torch.Tensor):
-        return value
-    with torch._subclasses.fake_tensor.unset_fake_temporarily():
-        return torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=value.device
-        )
+    run = functools.partial(compile_graph, settings=settings)
+    freeze = settings.options.freeze
+    return Exported(model, tuple(args), dict(kwargs or {}), run, freeze=freeze)
 
 
 def _frozen_by_default(options: Options | Mapping[str, Any] | None) -> Options:
@@ -249,17 +199,20 @@ def compile_records(
 ) -> list[GraphReport]:
     """Compile a model for one call and return a report of every graph that was captured.
 
-    The call runs on private copies of what it updates. Raises CaptureError when nothing was
-    captured.
+    The call runs on private copies of its arguments, and leaves the model's own tensors as they
+    are. Raises CaptureError when nothing was captured.
     """
     settings = _settings(engine, objective, options)
     settings = dataclasses.replace(settings, records=[], progress=progress or settings.progress)
+    args, kwargs = copy.deepcopy((tuple(args), dict(kwargs)))
 
     def on_copies(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
         compile_graph(graph_module, list(example_inputs), settings)
+        lifted, constants = lift_attributes(graph_module)
 
         def run(*inputs: Any) -> Any:
-            return graph_module(*(a.clone() if isinstance(a, torch.Tensor) else a for a in inputs))
+            own = [a.clone() if isinstance(a, torch.Tensor) else a for a in (*inputs, *constants)]
+            return lifted(*own)
 
         return run
 
@@ -269,8 +222,7 @@ def compile_records(
     with torch.no_grad():
         compiled(*args, **kwargs)
     if not settings.records:
-        name = getattr(model, "__name__", type(model).__name__)
-        raise errors.CaptureError(name, "no part of it was captured")
+        raise errors.CaptureError(name_of(model), "no part of it was captured")
     return list(settings.records)
 
 
@@ -285,43 +237,80 @@ def compile_graph(
     What cannot be captured or planned goes to stock TorchInductor whole, with one warning that
     names the cause.
     """
-    stock = functools.partial(_stock, graph_module, example_inputs, settings.options)
-    if torch.is_grad_enabled() and any(_requires_grad(a) for a in example_inputs):
-        return _fall_back(stock, "a graph that records gradients", "vtc compiles inference")
+    fall_back = functools.partial(_fall_back, graph_module, example_inputs)
+    tensors = [*example_inputs, *graph_module.parameters(), *graph_module.buffers()]
+    if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
+        return fall_back("a graph that records gradients", "vtc compiles inference")
     started = time.perf_counter()
     try:
         program = capture(graph_module, example_inputs)
     except errors.CaptureError as error:
-        return _fall_back(stock, error.model, error.reason)
+        return fall_back(error.model, error.reason)
     capture_s = time.perf_counter() - started
     updated = [i for i, _ in program.updates]
-    if overlapping([*example_inputs, *program.constants], updated):
-        return _fall_back(stock, "the graph", "arguments overlap and one of them is updated")
+    compile_inputs = example_inputs
+    if sharing([*example_inputs, *program.constants], updated):
+        overlap = overlapping([*example_inputs, *program.constants], updated)
+        if overlap:
+            _warn("the graph", "arguments overlap and one of them is updated", "eager PyTorch")
+        separate = apart(example_inputs)
+        if program.symbolic or sharing([*separate, *program.constants], updated):
+            reason = "arguments share storage and one of them is updated"
+            return graph_module.forward if overlap else fall_back("the graph", reason)
+        example_inputs = separate
+        # For calls whose arguments do not overlap; the rest are told apart at each call.
+        compile_inputs = _fakes_of(example_inputs, program)
+        program = capture(graph_module, compile_inputs)
+    settings = _freezable(settings, program)
 
-    plan = Plan.of(program)
-    chosen = choose(plan, settings)
-    schedule = plan.schedule(chosen.strategy)
-    check(schedule, program)
+    try:
+        plan = Plan.of(program)
+        chosen = choose(plan, settings)
+        schedule = plan.schedule(chosen.strategy)
+        check(schedule, program)
+    except Exception as error:  # a bug of ours must not stop the user's model
+        logger.debug("planning failed", exc_info=True)
+        first = str(error).partition("\n")[0]
+        reason = f"it cannot be planned ({type(error).__name__}: {first})"
+        return fall_back("the graph", reason)
     notes: list[str] = []
-
-    def build() -> Compiled:
-        run = executable(schedule, program, settings.options)
-        arguments = [*example_inputs, *program.constants]
-        return fastest(run, stock, chosen, arguments, updated, settings, notes)
-
-    run = FrozenWeights(program.constants, build) if program.constants else build()
+    planned = functools.partial(executable, schedule, program, settings.options)
+    stock = functools.partial(_stock, graph_module, freeze=settings.options.freeze)
+    fakes = [value_of(n) for n in program.inputs[: len(example_inputs)]]
+    finish = functools.partial(captured, plan, fakes, settings.options)
+    run, kept = fastest(
+        planned,
+        functools.partial(stock, compile_inputs),
+        finish,
+        chosen,
+        example_inputs,
+        updated,
+        settings,
+        notes,
+    )
+    if program.constants:
+        again = planned if kept == "plan" else functools.partial(_in_a_trace, stock, fakes)
+        run = _watched(run, lambda: finish(again()), graph_module, program, settings.options)
     if settings.records is not None:
         compile_s = time.perf_counter() - started - capture_s
         times = Times(capture_s, compile_s)
         settings.records.append(record(len(settings.records), plan, chosen, schedule, times, notes))
     if not updated:
         return run
-    return OverlapGuard(run, graph_module.forward, updated, plan.weights, len(example_inputs))
+    return OverlapGuard(
+        run,
+        graph_module.forward,
+        updated,
+        plan.weights,
+        len(example_inputs),
+        program.constants,
+    )
 
 
 def choose(plan: Plan, settings: Settings) -> Choice:
     """The strategy that the search finds best for the objective."""
     options = settings.options
+    _warn_of_unknown(options.materialize - {"all"}, plan)
     model = costs.GPU if plan.device.type == "cuda" else costs.CPU
     static = costs.StaticCost(plan.graph, plan.vtog, plan.engine, model, settings.objective)
     # The order of random operators is part of their meaning, so that they stay in one step.
@@ -332,7 +321,9 @@ def choose(plan: Plan, settings: Settings) -> Choice:
     if settings.objective == "latency" and options.cost == "profile" and not plan.program.symbolic:
         cache = ProfileCache(options.cache_dir, plan.device)
         pricing = ProfiledCost(plan, static, options, cache, settings.progress)
-    found = search.greedy(plan.graph, plan.vtog, plan.engine, pricing)
+    found = search.greedy(
+        plan.graph, plan.vtog, plan.engine, pricing, budget_s=options.profile_budget_s
+    )
     if options.search == "exhaustive":
         best = search.exhaustive(
             plan.graph, plan.vtog, plan.engine, pricing, max_choices=options.max_exhaustive
@@ -343,6 +334,16 @@ def choose(plan: Plan, settings: Settings) -> Choice:
     return Choice(found, static, settings.objective, pricing.profiles, pricing.cache_hits)
 
 
+def _warn_of_unknown(names: Iterable[str], plan: Plan) -> None:
+    """Say which names of `materialize` this graph does not have."""
+    virtual = {e.tensor for e in plan.vtog.edges}
+    known = [*virtual, *(r.name for r in plan.grouping.regions if r.name not in virtual)]
+    for name in names:
+        if name not in known:
+            text = str(errors.UnknownTensorError(name, sorted(known)))
+            warnings.warn(errors.VtcWarning(text), stacklevel=3)
+
+
 def executable(schedule: Schedule, program: Program, options: Options) -> Compiled:
     """Implement every step; the arena and the steps as one function of the graph's inputs."""
     steps = [implement(step, program, freeze=options.freeze) for step in schedule.steps]
@@ -350,44 +351,107 @@ def executable(schedule: Schedule, program: Program, options: Options) -> Compil
     return Executable(schedule, steps, passed, program.constants)
 
 
+def captured(plan: Plan, example_inputs: list[Any], options: Options, run: Compiled) -> Compiled:
+    """On CUDA, `run` replayed as one CUDA graph."""
+    if plan.program.symbolic or not options.cuda_graphs or not capturable(example_inputs):
+        return run
+    passed = len(example_inputs)
+    updated = [i for i, _ in plan.program.updates if i < passed]
+    return CudaGraphs(run, [i for i in plan.weights if i < passed], updated)
+
+
 def fastest(
-    run: Compiled,
+    run: Callable[[], Compiled],
     stock: Callable[[], Compiled],
+    finish: Callable[[Compiled], Compiled],
     chosen: Choice,
     arguments: list[Any],
     updated: list[int],
     settings: Settings,
     notes: list[str],
-) -> Compiled:
+) -> tuple[Compiled, Literal["plan", "stock"]]:
     """Time the plan whole against stock TorchInductor on the arguments at hand; keep the faster.
 
     With nothing virtual the plan is stock TorchInductor, and there is nothing to time. A plan for
     memory or bytes is kept whatever its latency.
     """
     if not chosen.strategy:
-        return stock()
-    if settings.objective != "latency" or not settings.options.verify:
-        return run
+        return finish(stock()), "stock"
+    ours = finish(run())
+    options = settings.options
+    private = all(i < len(arguments) for i in updated)  # else timing would update the model itself
+    if settings.objective != "latency" or not options.verify or not private:
+        return ours, "plan"
     settings.progress("compiling stock TorchInductor to compare")
-    other = stock()
-    ours, theirs = timing.interleaved([run, other], arguments, updated)
-    notes.append(f"whole graph: {ours:.1f} us, stock TorchInductor {theirs:.1f} us")
-    if ours <= theirs:
-        return run
+    theirs = finish(stock())
+    concrete = [a.node.hint if isinstance(a, torch.SymInt) else a for a in arguments]
+    ours_us, theirs_us = timing.interleaved([ours, theirs], concrete, updated)
+    notes.append(f"whole graph: {ours_us:.1f} us, stock TorchInductor {theirs_us:.1f} us")
+    if ours_us <= theirs_us:
+        return ours, "plan"
     notes.append("stock TorchInductor is faster and is kept")
-    return other
+    return theirs, "stock"
 
 
-def _stock(graph_module: fx.GraphModule, example_inputs: list[Any], options: Options) -> Compiled:
+def _stock(graph_module: fx.GraphModule, inputs: Sequence[Any], *, freeze: bool) -> Compiled:
     """What `torch.compile` does with the graph, in the trace that Dynamo has going."""
-    with torch._inductor.config.patch(freezing=options.freeze):
-        compiled: Compiled = compile_fx(graph_module, example_inputs)
+    with torch._inductor.config.patch(freezing=freeze):
+        compiled: Compiled = compile_fx(graph_module, list(inputs))
     return compiled
 
 
-def _fall_back(stock: Callable[[], Compiled], what: str, reason: str) -> Compiled:
-    warnings.warn(errors.FallbackWarning(what, reason, "stock TorchInductor"), stacklevel=3)
-    return stock()
+def _in_a_trace(compile_stock: Callable[[Sequence[Any]], Compiled], fakes: list[Any]) -> Compiled:
+    """Compile again after Dynamo's trace is over."""
+    with torch.no_grad(), tracing(TracingContext(detect_fake_mode(fakes))):
+        return compile_stock(fakes)
+
+
+def _fall_back(
+    graph_module: fx.GraphModule, example_inputs: list[Any], what: str, reason: str
+) -> Compiled:
+    _warn(what, reason, "stock TorchInductor")
+    return _stock(graph_module, example_inputs, freeze=False)
+
+
+def _warn(what: str, reason: str, instead: str) -> None:
+    warnings.warn(errors.FallbackWarning(what, reason, instead), stacklevel=4)
+
+
+def _fakes_of(inputs: Sequence[Any], program: Program) -> list[Any]:
+    """Fake tensors like `inputs`, each in a storage of its own."""
+    mode = detect_fake_mode([value_of(n) for n in program.inputs])
+    with mode:
+        return [
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
+            if isinstance(a, torch.Tensor)
+            else a
+            for a in inputs
+        ]
+
+
+def _freezable(settings: Settings, program: Program) -> Settings:
+    """Without `freeze` where a change of a weight could not be seen: inference tensors do not count
+    their versions."""
+    if not any(c.is_inference() for c in program.constants):
+        return settings
+    return dataclasses.replace(settings, options=settings.options.replace(freeze=False))
+
+
+def _watched(
+    run: Compiled,
+    renew: Callable[[], Compiled],
+    graph_module: fx.GraphModule,
+    program: Program,
+    options: Options,
+) -> Compiled:
+    """`run`, compiled again when a weight that it holds has changed."""
+    first = len(program.inputs) - len(program.constants)
+    attributes = dict.fromkeys(n.target for n in graph_module.graph.find_nodes(op="get_attr"))
+    sources = getattr(graph_module, "_param_name_to_source", None) or {}
+    names = [readable(source_name(sources.get(a))) or str(a) for a in attributes]
+    updated = {i - first for i, _ in program.updates}
+    folded = [k for k in range(len(names)) if options.freeze and k not in updated]
+    return WeightWatch(run, renew, names, program.constants, folded)
 
 
 def _requires_grad(value: Any) -> bool:

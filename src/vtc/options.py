@@ -44,8 +44,8 @@ class Options:
         "static" uses the cost model alone: nothing is run at compile time.
     verify: time the best plans whole against stock `torch.compile` and keep the fastest, stock
         included.
-    profile_budget_s: seconds that one graph may spend on measuring regions; regions beyond it are
-        priced by the static model.
+    profile_budget_s: seconds that the search may take on one graph, measuring regions included;
+        then it stops with the best plan so far.
     max_exhaustive: the largest number of free choices that is enumerated (2**n strategies).
     min_gain_us: a choice that saves less than this many microseconds a call is not made; below it
         timings do not tell plans apart.
@@ -60,7 +60,7 @@ class Options:
     search: Search = "greedy"
     cost: Cost = "profile"
     verify: bool = True
-    profile_budget_s: float = 60.0
+    profile_budget_s: float = 30.0
     max_exhaustive: int = 16
     min_gain_us: float = 2.0
     cache_dir: Path = field(default_factory=_default_cache_dir)

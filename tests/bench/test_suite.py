@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import vtc
 from vtc.bench import peers, records, suite
 from vtc.bench.peers import Prepared, Settings, Unsupported
 from vtc.bench.timing import Effort
@@ -128,11 +127,30 @@ def test_exported_peers_compute_what_the_model_computes(peer):
     assert row["movement_kernels"] is None
 
 
+SPLIT_AND_CONCAT = """
+import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.widen, self.mix = torch.nn.Conv2d(8, 16, 1), torch.nn.Conv2d(24, 8, 1)
+
+    def forward(self, x):
+        a, b = self.widen(x).chunk(2, 1)
+        return self.mix(torch.cat([a, b.relu(), x], 1))
+
+def make(batch=1):
+    return Block(), (torch.randn(batch, 8, 16, 16),)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(vtc, "compile"), reason="this build has no compiler")
-def test_vtc_and_inductor_compile_a_real_model(monkeypatch):
-    monkeypatch.undo()
-    rows = rows_of(suite.bench(REQUEST, ["inductor"], SHORT))
+def test_vtc_and_inductor_compile_a_users_model(monkeypatch, tmp_path):
+    monkeypatch.undo()  # the real systems
+    (tmp_path / "split_and_concat.py").write_text(SPLIT_AND_CONCAT)
+    monkeypatch.syspath_prepend(tmp_path)
+    request = suite.Request("split_and_concat:make", batch=2)
+    rows = rows_of(suite.bench(request, ["inductor"], SHORT))
     for row in rows.values():
         assert row["note"] is None
         assert row["correct"]

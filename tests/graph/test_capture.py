@@ -113,9 +113,7 @@ def test_outputs_that_are_views_of_an_updated_input() -> None:
     storage = torch.randn(40)
     cache = storage[5:25].view(5, 4)
     program = captured(f, (cache, torch.randn(2, 4)))
-    number = next(
-        i for i, n in enumerate(program.inputs) if n.meta["user_name"] == "l_cache_"
-    )
+    number = next(i for i, n in enumerate(program.inputs) if n.meta["user_name"] == "l_cache_")
     assert program.aliases == {0: InputView(number, (4, 3), (1, 4), 8)}
 
 

@@ -64,7 +64,7 @@ def random_function(seed: int) -> Callable[..., Any]:
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         values = [x, y]
         for op, operands in calls:
-            values.append(op(*[values[k] for k in operands]))  # noqa: PERF401
+            values.append(op(*[values[k] for k in operands]))
         return values[-1], values[returned]
 
     return f
@@ -153,9 +153,7 @@ def test_engines_that_join_everything_or_nothing(seed: int, answer: bool) -> Non
     grouping = group(program, lambda producer, consumer: answer)
     check_grouping(program, grouping)
     if not answer:
-        assert all(
-            sum(n in grouping.region_of for n in r.nodes) == 1 for r in grouping.regions
-        )
+        assert all(sum(n in grouping.region_of for n in r.nodes) == 1 for r in grouping.regions)
 
 
 def test_pointwise_work_joins_the_anchor_before_it() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lowering.graphs import GRAPHS, Graph
+from lowering.graphs import GRAPHS, Graph, fresh
 from patterns.movement_patterns import ALIASING, PATTERNS
 from vtc.graph.capture import capture
 from vtc.graph.program import Program
@@ -77,17 +77,21 @@ def capture_function(fn: Callable[..., Any], args: tuple[Any, ...]) -> Captured:
     found: list[Captured] = []
 
     def backend(graph_module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        program = capture(graph_module, examples)
-        captured = Captured(
-            fn, args, program, Plan.of(program), lambda: None, graph_module.forward
-        )
-        found.append(captured)
-        return lambda *inputs: captured.run(*inputs)
+        if not found:  # Dynamo compiles again after a reset, for the same program
+            program = capture(graph_module, examples)
+            found.append(
+                Captured(fn, args, program, Plan.of(program), torch.compile, graph_module.forward)
+            )
+
+        def latest(*inputs: Any) -> Any:
+            return found[0].run(*inputs)
+
+        return latest
 
     torch._dynamo.reset()
     call = torch.compile(fn, backend=backend, dynamic=False, fullgraph=True)
     with torch.no_grad():
-        call(*[a.clone() if isinstance(a, torch.Tensor) else a for a in args])
+        call(*fresh(args))
     (captured,) = found
     captured.call = call
     return captured

@@ -47,9 +47,7 @@ def most_stored(name: str) -> tuple[Captured, Schedule]:
 
 
 def with_step(schedule: Schedule, number: int, step: Step) -> Schedule:
-    return replace(
-        schedule, steps=(*schedule.steps[:number], step, *schedule.steps[number + 1 :])
-    )
+    return replace(schedule, steps=(*schedule.steps[:number], step, *schedule.steps[number + 1 :]))
 
 
 def with_operand(schedule: Schedule, number: int, k: int, operand: Operand) -> Schedule:

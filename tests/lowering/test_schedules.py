@@ -7,6 +7,7 @@ and library kernels on operands with other strides, whose sums may be taken in a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,11 +43,21 @@ def compare(ours: list[Tensor], theirs: list[Tensor], *, exact: bool) -> None:
             torch.testing.assert_close(a, b)
 
 
+class Counted:
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run, self.calls = run, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.run(*args)
+
+
 def run_both(case: Captured, schedule: Schedule) -> None:
-    case.run = eager(schedule, case.program)
+    run = case.run = Counted(eager(schedule, case.program))
     ours, theirs = fresh(case.args), fresh(case.args)
     with torch.no_grad():
         results, expected = case.call(*ours), case.fn(*theirs)
+    assert run.calls == 1
     exact = not reassociates(schedule)
     compare(tensors(results), tensors(expected), exact=exact)
     compare(tensors(ours), tensors(theirs), exact=exact)

@@ -1,7 +1,7 @@
 """Movement-heavy patterns: PATTERNS is name -> () -> (fn, [args, ...])."""
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 PATTERNS, ALIASING = {}, {}
 

@@ -18,8 +18,10 @@ from torch._dynamo.utils import compilation_time_metrics
 import vtc
 from vtc.bench import exported
 from vtc.bench.case import Case
+from vtc.bench.narration import narrated
 from vtc.bench.timing import Effort, Progress, Timed, clock_of, interleave, silent, spread
 from vtc.errors import UnknownChoiceError
+from vtc.options import Engine, Objective
 
 PEERS = ("eager", "inductor", "inductor-best", "onnxruntime", "openvino")
 SYSTEMS = ("vtc", *PEERS)
@@ -29,8 +31,8 @@ SYSTEMS = ("vtc", *PEERS)
 class Settings:
     """How the systems compile. max_autotune concerns inductor-best alone."""
 
-    engine: str = "auto"
-    objective: str = "latency"
+    engine: Engine = "auto"
+    objective: Objective = "latency"
     freeze: bool = False
     max_autotune: bool = False
 
@@ -92,13 +94,14 @@ def _eager(case: Case, settings: Settings, progress: Progress) -> Prepared:
 
 def _vtc(case: Case, settings: Settings, progress: Progress) -> Prepared:
     twin = case.twin()
-    compiled = vtc.compile(
-        twin.model,
-        engine=settings.engine,
-        objective=settings.objective,
-        options={"freeze": settings.freeze},
-    )
-    prepared = _compiled("vtc", twin, compiled)
+    with narrated(progress) as options:
+        compiled = vtc.compile(
+            twin.model,
+            engine=settings.engine,
+            objective=settings.objective,
+            options={"freeze": settings.freeze, **options},
+        )
+        prepared = _compiled("vtc", twin, compiled)
     prepared.engine = settings.engine
     return prepared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from vtc.bench import observe
 from vtc.bench.accuracy import Accuracy, answer, compare
 from vtc.bench.case import Case
 from vtc.bench.models import build
+from vtc.bench.narration import narrated
 from vtc.bench.peers import Prepared, Settings, Unsupported, check_systems, fresh_compiler, prepare
 from vtc.bench.records import OWN_SYSTEM, CaseRecord, Config, Row
 from vtc.bench.timing import (
@@ -28,6 +30,7 @@ from vtc.bench.timing import (
     spread,
 )
 from vtc.errors import EngineUnavailableError, MissingExtraError, UnknownChoiceError
+from vtc.options import Search
 from vtc.report import Report
 
 # Another seed than the one that the case was built and compiled with: fresh inputs.
@@ -116,7 +119,7 @@ def _rows(
         except (Unsupported, MissingExtraError) as error:
             notes[system] = str(error)
         except Exception as error:  # a peer may fail in any way; the others go on
-            notes[system] = _failure(error)
+            notes[system] = _failure(system, error)
     times = interleave(
         {name: prepared.timed() for name, prepared in ready.items()},
         clock_of(case.device),
@@ -157,9 +160,13 @@ def _ratio(peer: list[float], own: list[float] | None) -> Ratio | None:
     return paired_ratio(peer, own) if own is not None and own is not peer else None
 
 
-def _failure(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"failed: {type(error).__name__}: {lines[0][:200] if lines else ''}"
+def _failure(system: str, error: BaseException) -> str:
+    """One line for the row; the traceback goes to the log at level debug."""
+    logging.getLogger(__name__).debug("%s failed", system, exc_info=error)
+    # Dynamo wraps what a backend raises, and says so in the first line.
+    cause = getattr(error, "inner_exception", error)
+    lines = str(cause).strip().splitlines()
+    return f"failed: {type(cause).__name__}: {lines[0][:200] if lines else 'no message'}"
 
 
 def _observe(prepared: Prepared, progress: Progress) -> Mapping[str, Any]:
@@ -195,7 +202,7 @@ def _judge(case: Case, ready: Mapping[str, Prepared], progress: Progress) -> dic
 
 
 def explain(
-    request: Request, search: str, progress: Progress = silent
+    request: Request, search: Search, progress: Progress = silent
 ) -> tuple[Report, dict[str, Any]]:
     """The report of `vtc.explain` on a case, and the case as its JSON object.
 
@@ -206,14 +213,14 @@ def explain(
         case = request.build()
         case.reset()
         progress(f"compiling {request.model}: capture, search and profiles")
-        with fresh_compiler():
+        with fresh_compiler(), narrated(progress) as options:
             report = vtc.explain(
                 case.model,
                 *case.args,
                 search=search,
                 objective=request.settings.objective,
                 engine=request.settings.engine,
-                options={"freeze": request.settings.freeze},
+                options={"freeze": request.settings.freeze, **options},
                 **case.kwargs,
             )
     report = replace(report, model=request.model, batch=request.batch, device=request.device)

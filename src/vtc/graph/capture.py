@@ -8,6 +8,7 @@ on index tensors, from which no map can be read.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,9 +36,7 @@ def capture(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Prog
     for node in graph_module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise errors.CaptureError(str(node.target), "higher-order operators are not captured")
-        if node.op == "call_function" and "autocast" in getattr(node.target, "__name__", ""):
-            raise errors.CaptureError(node.name, "the graph switches autocast inside")
-    lifted, constants = lift_attributes(graph_module)
+    lifted, constants = lift_attributes(without_idle_autocast(graph_module))
     mode = detect_fake_mode(list(example_inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [fake(mode, a) for a in (*example_inputs, *constants)]
     updated: list[int] = []
@@ -54,6 +53,28 @@ def capture(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Prog
     updates = tidy(traced, updated)
     result = program.build(traced, updates, constants, aliases)
     return explicit_autocast(result) if ambient_autocast(result) else result
+
+
+def without_idle_autocast(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """The graph without regions that switch autocast off where it is off already.
+
+    Raises CaptureError for a region that changes what operators compute.
+    """
+    enters = [n for n in graph_module.graph.nodes if n.target is torch.amp._enter_autocast]
+    if not enters:
+        return graph_module
+    for node in enters:
+        device, _, enabled = node.args[:3]
+        if enabled or torch.is_autocast_enabled(device):
+            raise errors.CaptureError(node.name, "the graph switches autocast inside")
+    stripped = copy.copy(graph_module)
+    stripped.graph = copy.deepcopy(graph_module.graph)
+    switches = (torch.amp._exit_autocast, torch.amp._enter_autocast)
+    for target in switches:  # an exit uses its enter
+        for node in stripped.graph.find_nodes(op="call_function", target=target):
+            stripped.graph.erase_node(node)
+    stripped.recompile()
+    return stripped
 
 
 def fake(mode: FakeTensorMode, value: Any) -> Any:
@@ -213,7 +234,7 @@ def explicit_autocast(captured: Program) -> Program:
         value = program.value_of(node)
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
-        if _result_dtype(node, None) == value.dtype:
+        if _result_dtype(node, None) == value.dtype and not _mixed_operands(node):
             continue
         if _result_dtype(node, value.dtype) != value.dtype:
             raise errors.CaptureError(str(node.target), "autocast of this operator is not known")
@@ -240,6 +261,21 @@ def explicit_autocast(captured: Program) -> Program:
 
 def _floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _mixed_operands(node: fx.Node) -> bool:
+    """Does autocast know the operator, and do its floats not all have the result's dtype?
+
+    mm(x: bf16, w: f32) -> bf16: that the kernel refuses this by itself does not show on fakes.
+    """
+    value, target = program.value_of(node), node.target
+    key = "AutocastCPU" if value.device.type == "cpu" else "AutocastCUDA"
+    if not isinstance(target, torch._ops.OpOverload) or not (
+        torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)
+    ):
+        return False
+    operands = map(program.value_of, node.all_input_nodes)
+    return any(_floating(o) and o.dtype != value.dtype for o in operands)
 
 
 def _result_dtype(node: fx.Node, operand_dtype: torch.dtype | None) -> torch.dtype | None:

@@ -38,6 +38,7 @@ __all__ = [
     "Movement",
     "Operand",
     "is_movement_target",
+    "is_registered",
     "movement_of",
     "register_movement",
     "table_markdown",
@@ -102,6 +103,11 @@ def movement_of(node: fx.Node) -> BoundMovement | None:
 def is_movement_target(node: fx.Node) -> bool:
     """True for an operator with several outputs whose `getitem` nodes are movements."""
     return node.op == "call_function" and node.target in _PARTS
+
+
+def is_registered(node: fx.Node) -> bool:
+    """True for an operator of a user's: engines know no more of it than its map."""
+    return node.target in _REGISTERED
 
 
 def operand_of(node: fx.Node) -> Operand:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from vtc.graph.movement import is_movement_target
+from vtc.graph.movement import is_movement_target, is_registered
 from vtc.graph.program import Program, is_tensor
 
 CanJoin = Callable[[fx.Node, fx.Node], bool]
@@ -79,7 +79,7 @@ class _Builder:
         self.origins: dict[fx.Node, frozenset[int]] = {}  # node -> regions its value comes from
 
     def place(self, node: fx.Node) -> None:
-        operands = [o for o in node.all_input_nodes]
+        operands = list(node.all_input_nodes)
         origins = [self._origins(o) for o in operands]
         chosen = self._choose(node, operands, origins)
         if chosen is None:
@@ -123,9 +123,11 @@ class _Builder:
                 yield from self._roots(operand)
 
     def _roots(self, node: fx.Node) -> Iterator[fx.Node]:
-        """The compute nodes behind a chain of movement operators."""
+        """The compute nodes behind a chain of movement operators that an engine knows."""
         if node in self.number:
             yield node
+        elif is_registered(node):
+            return
         elif node in self.program.movements or is_movement_target(node):
             for operand in node.all_input_nodes:
                 yield from self._roots(operand)

@@ -122,7 +122,11 @@ class IndexMap:
 
     def lookups(self) -> frozenset[int]:
         """The numbers of the runtime index tensors that are read."""
-        return frozenset().union(*(p.lookups() for p in self.pieces))
+        return self._lookups
+
+    @cached_property
+    def _lookups(self) -> frozenset[int]:
+        return frozenset(n for piece in self.pieces for n in piece.lookups())
 
     def compose(self, inner: Mapping[int, IndexMap]) -> IndexMap:
         """Read each source k of this map through ``inner[k]``.

@@ -3,11 +3,12 @@ and which maps its regions accept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
 
 from torch import fx
 
+from vtc.graph.movement import is_registered
 from vtc.graph.program import Program, value_of
 from vtc.graph.regions import Grouping, Region
 from vtc.index.map import Fill, IndexMap
@@ -15,6 +16,22 @@ from vtc.kernels import libraries
 from vtc.kernels.operators import Kind, kind
 from vtc.virtual.plan import Default, PlanMovement
 from vtc.virtual.strategy import Resolved
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A part of a tensor and the view of a base that holds it.
+
+    The part is the box [lower, upper); the view has `shape`, `stride` and `offset` in elements of
+    `base`.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    base: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
 
 class InductorEngine:
@@ -32,6 +49,7 @@ class InductorEngine:
         self.finals = {value: program.inputs[i] for i, value in program.updates}
         self.returned = self._returned()
         self._defaults: dict[str, Default] = {}
+        self._slots: dict[Resolved, tuple[Slot, ...] | None] = {}
 
     def _returned(self) -> frozenset[fx.Node]:
         """Tensors that the caller gets, or a view of: they need storage of their own."""
@@ -55,6 +73,8 @@ class InductorEngine:
         if movement.movement.inplace is not None:
             return "inplace" if self._updates_input(node) else "copy"
         if node in self.finals or node in self.program.outputs:
+            return "copy"
+        if is_registered(node):
             return "copy"
         return "fold" if all(self._generated(node, u) for u in node.users) else "copy"
 
@@ -83,6 +103,8 @@ class InductorEngine:
         if user in self.program.movements:
             if self.program.movements[user].movement.inplace is not None:
                 return True  # the scatter's own loop reads the updates
+            if is_registered(user):
+                return False
             return all(self._generated(user, u) for u in user.users)
         if user in self.grouping.region_of:
             return kind(user) in (Kind.POINTWISE, Kind.REDUCTION)
@@ -127,6 +149,30 @@ class InductorEngine:
                 found = node, total
         return found
 
+    def slots(self, resolved: Resolved) -> tuple[Slot, ...] | None:
+        """The views that hold a tensor, one a piece; None if a piece is no strided view of known
+        size."""
+        if resolved not in self._slots:
+            self._slots[resolved] = self._find_slots(resolved)
+        return self._slots[resolved]
+
+    def _find_slots(self, resolved: Resolved) -> tuple[Slot, ...] | None:
+        if self.program.symbolic:
+            return None
+        slots = []
+        for piece in resolved.map.pieces:
+            if isinstance(piece.source, Fill):
+                return None
+            base = resolved.homes[piece.source].base
+            part = resolved.map.restrict(piece.lower, piece.upper)
+            view = part.strided(value_of(self.nodes[base]).stride(), piece.source)
+            if view is None:
+                return None
+            shape, stride = tuple(map(int, view.shape)), tuple(map(int, view.stride))
+            lower, upper = tuple(map(int, piece.lower)), tuple(map(int, piece.upper))
+            slots.append(Slot(lower, upper, base, shape, stride, int(view.offset)))
+        return tuple(slots)
+
     def stores(self, region: str, tensor: str, map: Resolved) -> bool:
         node = self.nodes[tensor]
         if self.program.symbolic or node in self.returned:
@@ -134,7 +180,7 @@ class InductorEngine:
         generated = kind(node) in (Kind.POINTWISE, Kind.REDUCTION)
         if map.map.lookups():
             return generated and len(map.map.pieces) == 1
-        slots = slots_of(map, lambda base: value_of(self.nodes[base]).stride())
+        slots = self.slots(map)
         if slots is None:
             return False
         if generated:
@@ -142,48 +188,6 @@ class InductorEngine:
         if len(slots) != 1 or not is_library(self.regions[region]):
             return False
         return libraries.accepts_store(node, slots[0].shape, slots[0].stride)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A part of a tensor and the view of a base that holds it.
-
-    The part is the box [lower, upper); the view has `shape`, `stride` and `offset` in elements of
-    `base`.
-    """
-
-    lower: tuple[int, ...]
-    upper: tuple[int, ...]
-    base: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-def slots_of(
-    resolved: Resolved, stride_of: Callable[[str], tuple[int, ...]]
-) -> tuple[Slot, ...] | None:
-    """The views that hold a tensor, one a piece; None if a piece is no strided view."""
-    slots = []
-    for piece in resolved.map.pieces:
-        if isinstance(piece.source, Fill):
-            return None
-        base = resolved.homes[piece.source].base
-        part = resolved.map.restrict(piece.lower, piece.upper)
-        view = part.strided(stride_of(base), piece.source)
-        if view is None:
-            return None
-        slots.append(
-            Slot(
-                tuple(map(int, piece.lower)),
-                tuple(map(int, piece.upper)),
-                base,
-                tuple(map(int, view.shape)),
-                tuple(map(int, view.stride)),
-                int(view.offset),
-            )
-        )
-    return tuple(slots)
 
 
 def is_library(region: Region) -> bool:

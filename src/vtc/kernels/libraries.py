@@ -2,7 +2,7 @@
 
 | kernel | reads through | stores into |
 |---|---|---|
-| matmul family | strided operands; grouped heads (batch index // g) | a strided view of rows, without bias |
+| matmul family | strided operands; grouped heads (batch index // g) | strided rows, without bias |
 | attention | strided operands; grouped heads for keys and values | a tensor of its own |
 | convolution | a strided operand (dense NHWC alone on a CPU) | a tensor of its own |
 
@@ -27,26 +27,30 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Grouped:
-    """A head dimension that repeats each head of the source `repeats` times in a row."""
+    """A head dimension that repeats each head of the source `repeats` times in a row; with
+    `swapped` the last two dimensions are read in the other order."""
 
     dim: int
     repeats: int
+    swapped: bool = False
 
 
 def grouped_heads(index_map: IndexMap) -> Grouped | None:
-    """The map as `source[..., i // g, ...]` in one dimension and the identity in the others.
+    """The map as `source[..., i // g, ...]` in one dimension and the identity in the others, but
+    that the last two may be swapped.
 
     before: k.unsqueeze(2).expand(b, h, g, s, d).reshape(b, h * g, s, d)
     after:  Grouped(dim=1, repeats=g)
     """
-    if len(index_map.pieces) != 1:
+    axes = list(coords(len(index_map.shape)))
+    if len(index_map.pieces) != 1 or len(index_map.pieces[0].index) != len(axes):
         return None
-    (piece,) = index_map.pieces
-    axes = coords(len(index_map.shape))
-    if len(piece.index) != len(axes):
-        return None
+    indices = index_map.pieces[0].index
+    swapped = len(axes) >= 3 and indices[-1] == axes[-2] and indices[-2] == axes[-1]
+    if swapped:
+        axes[-2:] = axes[-1], axes[-2]
     found = None
-    for dim, (axis, index) in enumerate(zip(axes, piece.index, strict=True)):
+    for dim, (axis, index) in enumerate(zip(axes, indices, strict=True)):
         if index == axis:
             continue
         if found is not None or not isinstance(index, FloorDiv):
@@ -54,7 +58,7 @@ def grouped_heads(index_map: IndexMap) -> Grouped | None:
         numerator, divisor = index.args
         if numerator != axis or not divisor.is_Integer:
             return None
-        found = Grouped(dim, int(divisor))
+        found = Grouped(dim, int(divisor), swapped)
     return found
 
 
@@ -71,7 +75,7 @@ def accepts_load(node: fx.Node, operand: int, index_map: IndexMap, base: torch.T
         return False
     rank = len(index_map.shape)
     if node.target in ATTENTIONS:
-        return operand in (1, 2) and grouped.dim == rank - 3
+        return operand in (1, 2) and grouped.dim == rank - 3 and not grouped.swapped
     return node.target is aten.matmul.default and operand == 1 and _groups_matmul(node, grouped)
 
 
@@ -103,7 +107,8 @@ def grouped_call(
     """Write the call of `node` into `graph`, on operands whose heads are not repeated.
 
     `ungrouped` maps an argument number to the tensor that the kernel reads in its place, each of
-    whose heads serves `repeats` heads of the operand; `value` gives the other operands. None when the kernel cannot take these operands together.
+    whose heads serves `repeats` heads of the operand; `value` gives the other operands. None when
+    the kernel cannot take these operands together.
 
     before: scaled_dot_product_attention(q, expand(k), expand(v), mask)
     after:  scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)

@@ -46,7 +46,8 @@ REDUCTIONS = frozenset({
 POINTWISE = frozenset({
     "batch_norm", "_native_batch_norm_legit_no_training", "native_batch_norm", "_to_copy", "to",
     "where", "gelu", "silu", "relu6", "hardswish", "hardsigmoid", "mish", "elu", "leaky_relu",
-    "clamp", "arange", "full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "scalar_tensor",
+    "clamp", "arange", "full", "zeros", "ones", "full_like", "zeros_like", "ones_like",
+    "scalar_tensor",
     "tril", "triu", "glu", "one_hot", "softplus", "dropout", "masked_fill", "upsample_bilinear2d",
     "cos", "sin", "pow", "__and__", "__or__", "is_same_size", "new_ones", "new_zeros", "empty",
     "rsub", "true_divide", "square", "type_as", "float_power",

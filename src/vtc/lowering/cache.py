@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import tempfile
 import warnings
@@ -36,7 +35,7 @@ class ProfileCache:
             value = json.loads(path.read_text())["microseconds"]
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise ValueError(f"a cost of {value!r}")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
@@ -55,7 +54,7 @@ class ProfileCache:
                 "w", dir=self.folder, suffix=".tmp", delete=False
             ) as file:
                 json.dump({"microseconds": microseconds}, file)
-            os.replace(file.name, self.folder / f"{key}.json")
+            Path(file.name).replace(self.folder / f"{key}.json")
         except OSError as error:
             self.writable = False
             warnings.warn(errors.CacheUnwritableWarning(self.folder, str(error)), stacklevel=2)

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from vtc.graph.movement import is_movement_target
+from vtc.graph.movement import is_movement_target, is_registered
 from vtc.graph.program import is_tensor, value_of
 from vtc.graph.regions import Region
 from vtc.kernels import libraries
 from vtc.kernels.inductor import Slot
+from vtc.kernels.libraries import Grouped
 from vtc.lowering.homes import Homes, Store
 from vtc.lowering.schedule import Operand, View
+from vtc.lowering.written import writable, write_out
 
 aten = torch.ops.aten
 
@@ -37,7 +39,7 @@ class StepGraph:
 
     def region(self, region: Region) -> None:
         for node in region.nodes:
-            self.value(node) if node in self.homes.program.movements else self._compute(node)
+            self._compute(node)
 
     def value(self, node: fx.Node) -> Any:
         """The step's node for the value of `node`."""
@@ -129,7 +131,10 @@ class StepGraph:
     def _compute(self, node: fx.Node) -> None:
         if node in self.env:
             return
-        self.env[node] = self._grouped(node) or self._copy(node)
+        if node in self.homes.program.movements and self._dropped(node):
+            self.env[node] = self.value(node.all_input_nodes[0])
+        else:
+            self.env[node] = self._grouped(node) or self._copy(node)
 
     def _grouped(self, node: fx.Node) -> fx.Node | None:
         """The anchor on operands whose heads are not repeated, where the strategy has it so."""
@@ -138,34 +143,46 @@ class StepGraph:
             if user is node:
                 heads = libraries.grouped_heads(index_map)
                 if heads is not None:
-                    found[position] = source, heads.repeats
-        if not found or len({repeats for _, repeats in found.values()}) != 1:
+                    found[position] = source, heads, index_map.shape
+        if len({heads.repeats for _, heads, _ in found.values()}) != 1:
             return None
-        repeats = next(iter(found.values()))[1]
-        values = {position: self.value(source) for position, (source, _) in found.items()}
+        repeats = next(iter(found.values()))[1].repeats
+        values = {position: self._narrowed(*read) for position, read in found.items()}
         made = libraries.grouped_call(self.graph, node, values, repeats, self.value)
         if made is not None:
             made.meta["origin"] = node
         return made
 
+    def _narrowed(self, source: fx.Node, heads: Grouped, shape: tuple[int, ...]) -> fx.Node:
+        """The part of `source` that a map of `shape` reads: the start of every dimension."""
+        value = self.value(source)
+        sizes = (*shape[:-2], shape[-1], shape[-2]) if heads.swapped else shape
+        for dim, (size, whole) in enumerate(zip(sizes, value_of(source).shape, strict=True)):
+            kept = size // heads.repeats if dim == heads.dim else size
+            if kept != whole:
+                value = self.graph.call_function(aten.slice.Tensor, (value, dim, 0, kept))
+        if heads.swapped:
+            value = self.graph.call_function(aten.transpose.int, (value, -2, -1))
+        return value
+
     def _copy(self, node: fx.Node) -> fx.Node:
-        made = self.graph.node_copy(node, self.value)
+        bound = self.homes.program.movements.get(node)
+        if bound is not None and is_registered(node) and writable(bound.movement):
+            made = write_out(self.graph, node, bound.movement, self._tensors(node))
+        else:
+            made = self.graph.node_copy(node, self.value)
         made.meta["origin"] = node
-        if node.target in (aten.view.default, aten._unsafe_view.default) and self._moved(node):
-            # The strides that made it a view in eager PyTorch are not those of its home.
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            # What it reads may have other strides here than in eager PyTorch: another home, or a
+            # kernel called another way. Where it is a view, this is one too.
             made.target = aten.reshape.default
         return made
 
-    def _moved(self, node: fx.Node) -> bool:
-        """Does a view read a tensor that has other strides here than in eager PyTorch?"""
-        source = node.args[0]
-        while isinstance(source, fx.Node):
-            if self._dropped(source) or self.homes.is_stored(source):
-                return True
-            if source not in self.homes.program.movements:
-                return False
-            source = source.args[0]
-        return False
+    def _tensors(self, node: fx.Node) -> list[fx.Node]:
+        """The values of a call's tensor operands, in the order of its arguments."""
+        operands: list[fx.Node] = []
+        fx.map_arg((node.args, node.kwargs), operands.append)
+        return [self.value(n) for n in operands if is_tensor(n)]
 
 
 def operand_value(operand: Operand, like: fx.Node) -> Any:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 from torch import fx
 
-from vtc.graph.program import Program, value_of
+from vtc.graph.program import Program, is_tensor
 from vtc.graph.regions import Grouping, Region
 from vtc.index.map import Fill, IndexMap
-from vtc.index.sizes import NotRepresentable, Size
-from vtc.kernels.inductor import InductorEngine, Slot, is_library, slots_of
+from vtc.index.sizes import NotRepresentable
+from vtc.kernels.inductor import InductorEngine, Slot, is_library
 from vtc.virtual.strategy import Resolution, Resolved, Resolver
 from vtc.virtual.vtog import Edge
-
-
-StrideOf = Callable[[str], tuple[int, ...]]
 
 
 class Unschedulable(Exception):  # noqa: N818 - a finding about a strategy, not an error
@@ -95,7 +93,16 @@ class Homes:
         """A movement operator that does not run: what it moves is written where it belongs."""
         if node not in self.program.movements:
             return False
-        return bool(self.covered.get(node.name)) or bool(self.edges(node, "store"))
+        if self.covered.get(node.name) or self.edges(node, "store"):
+            return True
+        return self.inplace(node) and any(map(self._updates, node.users, repeat(node)))
+
+    def _updates(self, user: fx.Node, node: fx.Node) -> bool:
+        """Is `user` a scatter in the arena that is done in the storage of `node`?"""
+        bound = self.program.movements.get(user)
+        if bound is None or bound.movement.inplace is None or not self.inplace(user):
+            return False
+        return bound.sources[bound.movement.inplace] is node and self.in_arena(user)
 
     def is_stored(self, node: fx.Node) -> bool:
         """A tensor that readers in other steps find in a base."""
@@ -103,10 +110,31 @@ class Homes:
 
     def slots(self, node: fx.Node) -> tuple[Slot, ...]:
         """The views that hold a stored tensor."""
-        return _views(self.resolved(node), self.stride_of)
+        return self._views(self.resolved(node))
 
-    def stride_of(self, base: str) -> tuple[int, ...]:
-        return tuple(value_of(self.nodes[base]).stride())
+    def _views(self, resolved: Resolved) -> tuple[Slot, ...]:
+        slots = self.engine.slots(resolved)
+        if slots is None:
+            raise Unschedulable(f"{resolved.tensor} is stored through a map that is no view")
+        return slots
+
+    def require_schedulable(self) -> None:
+        """Raises Unschedulable unless every store is a view, and every stored tensor that a step
+        reads is one view."""
+        assert self.bases is not None
+        for region in self.grouping.regions:
+            for node in region.reads:
+                if is_tensor(node) and self.is_stored(node):
+                    self.one_view(node)
+
+    def one_view(self, node: fx.Node) -> Slot | None:
+        """The view that holds a stored tensor; None where it is a base of its own."""
+        if self.resolved(node).physical:
+            return None
+        slots = self.slots(node)
+        if len(slots) != 1:
+            raise Unschedulable(f"{node.name} is read from several places")
+        return slots[0]
 
     @cached_property
     def stores(self) -> tuple[Store, ...]:
@@ -123,14 +151,17 @@ class Homes:
         bound = self.program.movements[node]
         covered = self.covered.get(node.name, set())
         home = self.resolved(node)
-        if not covered and bound.movement.inplace is None:
+        if not covered and not self.inplace(node):
             yield Store(node, self.slots(node), False, operator=node.name)
             return
+        if bound.movement.inplace is not None and not self.inplace(node):
+            raise Unschedulable(f"what {node.name} keeps of its data is to be copied first")
         if bound.movement.load is not None:
             for piece in bound.movement.load.pieces:
                 if isinstance(piece.source, Fill):
-                    part = _restricted(home, piece.lower, piece.upper, self.stride_of)
-                    yield Store(None, part, False, piece.source.value, node.name)
+                    part = home.map.restrict(piece.lower, piece.upper)
+                    slots = self._views(Resolved(home.tensor, part, home.homes))
+                    yield Store(None, slots, False, piece.source.value, node.name)
         for k, source in enumerate(bound.sources):
             if k in covered or k == bound.movement.inplace:
                 continue
@@ -141,17 +172,18 @@ class Homes:
                 placed = Resolved(source.name, store.compose({0: home.map}), home.homes)
             except NotRepresentable as error:
                 raise Unschedulable(f"{source.name} in {node.name}: {error}") from error
-            yield Store(source, _views(placed, self.stride_of), False, operator=node.name)
+            yield Store(source, self._views(placed), False, operator=node.name)
 
     @cached_property
     def bases(self) -> tuple[fx.Node, ...]:
         """Arena tensors: the bases that are not inputs of the program."""
         names = {slot.base for store in self.stores for slot in store.slots}
-        return tuple(
-            n
-            for n in self.program.graph_module.graph.nodes
-            if n.name in names and n.op != "placeholder"
-        )
+        nodes = self.program.graph_module.graph.nodes
+        found = tuple(n for n in nodes if n.name in names and n.op != "placeholder")
+        for node in found:
+            if not self.in_arena(node):
+                raise Unschedulable(f"{node.name} is updated in place but is not in the arena")
+        return found
 
     @cached_property
     def through(self) -> dict[tuple[fx.Node, int], tuple[fx.Node, IndexMap]]:
@@ -183,16 +215,3 @@ class Homes:
     def library(self, region: Region) -> bool:
         """A region whose kernel stores straight into a view of a base."""
         return is_library(region) and self.is_stored(region.nodes[0])
-
-
-def _restricted(
-    home: Resolved, lower: tuple[Size, ...], upper: tuple[Size, ...], stride_of: StrideOf
-) -> tuple[Slot, ...]:
-    return _views(Resolved(home.tensor, home.map.restrict(lower, upper), home.homes), stride_of)
-
-
-def _views(resolved: Resolved, stride_of: StrideOf) -> tuple[Slot, ...]:
-    slots = slots_of(resolved, stride_of)
-    if slots is None:
-        raise Unschedulable(f"{resolved.tensor} is stored through a map that is no view")
-    return slots

@@ -250,9 +250,10 @@ def _distinct(shape: tuple[int, ...], limit: int, generator: torch.Generator) ->
 
 
 def _fills(movement: Movement) -> bool:
-    """May the operator write a fixed value? A scatter without a load map may."""
-    load = movement.load
-    return load is None or any(isinstance(piece.source, Fill) for piece in load.pieces)
+    """May the operator write a fixed value? So may a scatter that is given no tensor to write."""
+    if movement.load is None:
+        return movement.sources == 1
+    return any(isinstance(piece.source, Fill) for piece in movement.load.pieces)
 
 
 def _on_doubles(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from torch._inductor.compile_fx import compile_fx
 
 from vtc import errors
 from vtc.graph.program import Program, value_of
+from vtc.lowering.record import place
 from vtc.lowering.schedule import Operand, Step
 
 Implementation = Callable[..., Any]
@@ -87,7 +89,7 @@ def frozen(step: Step, program: Program) -> Step:
     """The step with the program's constants as attributes of its graph."""
     first = len(program.inputs) - len(program.constants)
     updated = {i for i, _ in program.updates}
-    graph = step.graph.graph
+    graph = copy.deepcopy(step.graph.graph)  # the step may be frozen again, with newer weights
     kept: list[Operand] = []
     module = fx.GraphModule(dict(step.graph.named_buffers()), graph)
     for operand, node in zip(
@@ -123,6 +125,5 @@ def culprit(graph_module: fx.GraphModule) -> tuple[str, str | None]:
     """Name and place of the first operator of a graph."""
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
-            stack = node.meta.get("stack_trace")
-            return str(node.target), stack.strip().splitlines()[-2].strip() if stack else None
+            return str(node.target), place(node)
     return "an empty graph", None

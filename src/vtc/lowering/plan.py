@@ -69,6 +69,4 @@ class Plan:
 
     def schedule(self, strategy: Strategy) -> Schedule:
         """Raises Unschedulable for a legal strategy that no step can carry out."""
-        names = self.graph.step_names
-        orders = self.checker._version_orders(self.checker.facts(strategy))
-        return schedule(self.homes(strategy), [(names[a], names[b]) for a, b in orders])
+        return schedule(self.homes(strategy), self.checker.version_orders(strategy))

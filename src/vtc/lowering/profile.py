@@ -43,9 +43,18 @@ class Pricing:
         self.plan, self.static, self.options = plan, static, options
         self.profiles = self.cache_hits = 0
         self.local = static.local
+        # What saves less than a part in two hundred of the whole is not worth a measurement.
+        worth = max(options.min_gain_us, static.cost(NOTHING) / 200)
+        self.min_gain = worth if static.objective == "latency" else 0.0
         edges = plan.vtog.numbered
+        regions = [r for r in plan.grouping.regions if options.materializes(r.name)]
+        real = {n.name for r in regions for n in r.writes} | options.materialize
+        # A step stores into views of known size only.
+        unknown = [e.direction == "store" or e.inplace for e in edges]
         self.banned = frozenset(
-            k for k, e in enumerate(edges) if options.materialize and options.materializes(e.tensor)
+            k
+            for k, e in enumerate(edges)
+            if e.tensor in real or (plan.program.symbolic and unknown[k])
         )
 
     def cost(self, strategy: Strategy) -> float:
@@ -53,7 +62,7 @@ class Pricing:
             return math.inf
         try:
             if strategy:
-                self.plan.schedule(strategy)
+                self.plan.homes(strategy).require_schedulable()
             return self._price(strategy)
         except Unschedulable:
             return math.inf
@@ -83,17 +92,18 @@ class ProfiledCost(Pricing):
         self.default = plan.homes(NOTHING)
         self.base = {step.name: step for step in static.steps(NOTHING)}
         self.regions = {r.name: r for r in plan.grouping.regions}
+        self.around = {r.name: self._around(r) for r in plan.grouping.regions}
+        self.steps: dict[tuple[object, ...], tuple[Step, str]] = {}
         self.known: dict[str, float | None] = {}
         self.best, self.best_cost = NOTHING, static.cost(NOTHING)
 
     def _price(self, strategy: Strategy) -> float:
         if strategy == NOTHING:
             return self.static.cost(NOTHING)
-        if strategy > self.best:
-            gain = self.static.cost(self.best) - self.static.cost(strategy)
-            if gain < self.options.min_gain_us:
-                # Not worth measuring: the model is generous to virtual tensors.
-                return self.best_cost - min(gain, 0.0)
+        gain = self.static.cost(self.best) - self.static.cost(strategy)
+        if gain < self.min_gain and strategy != self.best:
+            # Not worth measuring: the model is generous to virtual tensors.
+            return self.best_cost - min(gain, 0.0)
         cost = self.static.cost(NOTHING) + self._difference(strategy)
         if cost < self.best_cost:
             self.best, self.best_cost = strategy, cost
@@ -118,10 +128,11 @@ class ProfiledCost(Pricing):
     def _region_difference(
         self, region: Region, homes: Homes, before: StepCost | None, after: StepCost | None
     ) -> float:
-        default, step = isolated(region, self.default), isolated(region, homes)
-        if signature(default) == signature(step):
+        default, default_key = self._isolated(region, self.default)
+        step, key = self._isolated(region, homes)
+        if default_key == key:
             return 0.0
-        measured = self._measured(default), self._measured(step)
+        measured = self._measured(default, default_key), self._measured(step, key)
         if measured[0] is not None and measured[1] is not None:
             return measured[1] - measured[0]
         return (after.latency_us if after else 0.0) - (before.latency_us if before else 0.0)
@@ -137,12 +148,39 @@ class ProfiledCost(Pricing):
             or modelled != self.base.get(name)
         ):
             return modelled.latency_us
-        measured = self._measured(alone(node, self.default))
+        step = alone(node, self.default)
+        measured = self._measured(step, signature(step))
         return modelled.latency_us if measured is None else measured
 
-    def _measured(self, step: Step) -> float | None:
+    def _isolated(self, region: Region, homes: Homes) -> tuple[Step, str]:
+        """The region as a step with its signature, made once for each way it can look."""
+        resolution = homes.resolution
+        names = self.around[region.name]
+        look = (
+            region.name,
+            *((id(resolution.tensors[n]), resolution.active.get(n, ())) for n in names),
+        )
+        if look not in self.steps:
+            step = isolated(region, homes)
+            self.steps[look] = step, signature(step)
+        return self.steps[look]
+
+    def _around(self, region: Region) -> tuple[str, ...]:
+        """The tensors whose homes decide what the region looks like: what it reads, through
+        movement operators, and what it writes."""
+        found = dict.fromkeys(region.writes)
+        pending = list(region.reads)
+        for node in pending:
+            if node not in found and node.name in self.plan.graph.tensors:
+                found[node] = None
+                if node in self.plan.program.movements:
+                    pending += node.all_input_nodes
+            elif is_movement_target(node):
+                pending += node.all_input_nodes
+        return tuple(n.name for n in found)
+
+    def _measured(self, step: Step, key: str) -> float | None:
         """Microseconds of a step; None when the time for measuring is spent."""
-        key = signature(step)
         if key not in self.known:
             found = self.cache.get(key)
             if found is not None:
@@ -166,7 +204,7 @@ def alone(node: fx.Node, homes: Homes) -> Step:
 
 
 def isolated(region: Region, homes: Homes) -> Step:
-    """The region alone, as a step: everything else is an operand, found where the strategy has it."""
+    """The region alone, as a step: all else is an operand, found where the strategy has it."""
     graph = StepGraph(homes, lambda node: _outside(node, region, homes))
     graph.region(region)
     results = []
@@ -196,11 +234,8 @@ def place(slot: Any, homes: Homes) -> Operand:
 def _outside(node: fx.Node, region: Region, homes: Homes) -> Operand | None:
     if node.op == "placeholder":
         return Operand("result", node.name)
-    if homes.is_stored(node) and not homes.resolved(node).physical:
-        slots = homes.slots(node)
-        if len(slots) != 1:
-            raise Unschedulable(f"{node.name} is read from several places")
-        return place(slots[0], homes)
+    if homes.is_stored(node) and (slot := homes.one_view(node)) is not None:
+        return place(slot, homes)
     inside = homes.grouping.region_of.get(node)
     if inside is region:
         return None
@@ -221,7 +256,8 @@ def signature(step: Step) -> str:
         if node.op == "placeholder":
             value = value_of(node)
             if isinstance(value, torch.Tensor):
-                text = f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset() % 16}"
+                start = value.storage_offset() % 16
+                text = f"{value.dtype} {tuple(value.shape)} {value.stride()} {start}"
             else:
                 text = repr(value)
             lines.append(f"{names[node]} {text}")

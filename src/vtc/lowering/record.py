@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
+from vtc.graph.movement import is_registered
+from vtc.graph.program import value_of
+from vtc.index.sizes import as_size
 from vtc.lowering.plan import NOTHING, Plan
 from vtc.lowering.schedule import Schedule
 from vtc.options import Objective
 from vtc.virtual.cost import StaticCost
-from vtc.virtual.fates import MovementFate, fates, map_type
+from vtc.virtual.fates import MovementFate, fates, map_type, moved_bytes
 from vtc.virtual.record import (
+    Fate,
     GraphReport,
     MovementTotals,
     NodeKind,
@@ -60,7 +64,9 @@ def record(
 ) -> GraphReport:
     """The report of one captured graph."""
     result = chosen.result
-    moved = fates(plan.graph, plan.vtog, result.strategy, plan.engine)
+    between = fates(plan.graph, plan.vtog, result.strategy, plan.engine)
+    found = {fate.node: fate for fate in (*between, *_inside_regions(plan))}
+    moved = [found[node.name] for node in plan.program.movements if node.name in found]
     savings = _savings(plan, chosen)
     operators = tuple(
         OperatorFate(
@@ -96,6 +102,32 @@ def record(
         times.capture_s,
         times.compile_s,
     )
+
+
+def _inside_regions(plan: Plan) -> Iterator[MovementFate]:
+    """The movement operators inside of regions: the loops around them read through their maps."""
+    between = set(plan.grouping.movements)
+    for region in plan.grouping.regions:
+        for node in region.nodes:
+            bound = plan.program.movements.get(node)
+            if bound is None or node in between:
+                continue
+            shapes = [tuple(map(as_size, value_of(source).shape)) for source in bound.sources]
+            movement, itemsize = bound.movement, value_of(node).element_size()
+            moved = moved_bytes(movement, shapes, itemsize)
+            fate: Fate = "view" if movement.view else "folded"
+            # Inductor generates loops for operators that it knows only.
+            copied = 0 if movement.view or not is_registered(node) else moved
+            yield MovementFate(
+                node.name,
+                movement.operator,
+                "residual" if copied else fate,
+                (),
+                None,
+                None,
+                moved,
+                copied,
+            )
 
 
 def _totals(moved: Sequence[MovementFate]) -> MovementTotals:

@@ -18,10 +18,11 @@ from vtc import errors
 from vtc.graph.movement import is_movement_target
 from vtc.graph.program import Program, is_tensor, value_of
 from vtc.graph.regions import Grouping, Region
+from vtc.index.map import IndexMap
 from vtc.kernels import libraries
 from vtc.kernels.inductor import Slot
 from vtc.lowering.emit import StepGraph
-from vtc.lowering.homes import Homes, Store, Unschedulable
+from vtc.lowering.homes import Homes, Store
 from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, View
 
 
@@ -92,9 +93,7 @@ class _Scheduler:
         bound = self.program.movements[node]
         if bound.movement.inplace is not None:
             stages.append(self.ready(bound.sources[bound.movement.inplace]))
-        for source in bound.sources:
-            if self.homes.is_stored(source):
-                stages.append(self.ready(source))
+        stages += [self.ready(source) for source in bound.sources if self.homes.is_stored(source)]
         return max([floor, *stages])
 
     def _fills(self, store: Store, node: fx.Node) -> bool:
@@ -102,7 +101,7 @@ class _Scheduler:
 
     def _only_inputs(self, node: fx.Node) -> bool:
         if node in self.inputs:
-            return True
+            return self.inputs[node] not in self.updates
         if node in self.grouping.region_of or self.homes.in_arena(node):
             return False
         return all(map(self._only_inputs, node.all_input_nodes))
@@ -240,14 +239,11 @@ class _Scheduler:
 
     def _held(self, node: fx.Node) -> Operand:
         """A stored tensor as a view of its base."""
-        resolved = self.homes.resolved(node)
-        if resolved.physical:
+        slot = self.homes.one_view(node)
+        if slot is None:
             return Operand("buffer", node.name)
-        slots = self.homes.slots(node)
-        if len(slots) != 1:
-            raise Unschedulable(f"{node.name} is read from several places")
-        operand = self._place(slots[0])
-        base = value_of(self.homes.nodes[slots[0].base])
+        operand = self._place(slot)
+        base = value_of(self.homes.nodes[slot.base])
         whole = View(tuple(base.shape), tuple(base.stride()), 0)
         return Operand(operand.kind, operand.source) if operand.view == whole else operand
 
@@ -276,9 +272,16 @@ class _Scheduler:
 
     def _kept(self, number: int, node: fx.Node) -> bool:
         """Stores have left the final value in the input already."""
-        return self.homes.in_arena(node) and self.homes.resolved(node).bases == (
-            self.program.inputs[number].name,
-        )
+        resolved, source = self.homes.resolved(node), self.program.inputs[number]
+        own = IndexMap.identity(tuple(value_of(source).shape))
+        if resolved.bases != (source.name,) or resolved.map.simplify().pieces != own.pieces:
+            return False
+        while not self.homes.in_arena(node):  # a view of what was stored
+            bound = self.program.movements.get(node)
+            if bound is None or not bound.movement.view:
+                return False
+            (node,) = bound.sources
+        return True
 
     def _update_stage(self, number: int, node: fx.Node) -> int:
         """The stage that copies a final value back: not before the last reader of the old one."""
@@ -304,7 +307,7 @@ class _Scheduler:
     def _output(self, number: int, out: Any) -> Any:
         if number in self.program.aliases:
             return self.program.aliases[number]
-        if not is_tensor(out):
+        if not isinstance(out, fx.Node):
             return out
         if out in self.inputs:
             return Operand("input", self.inputs[out])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import operator
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
+from vtc import errors
+from vtc.lowering.storage import extent_of
+from vtc.runtime.signature import TensorFacts
 
-def overlapping(inputs: Sequence[Any], updated: Sequence[int]) -> bool:
-    """Do two inputs share storage while one of them is updated?
 
-    Functional capture gives each input a life of its own, so that a write through one would not be
-    seen through the other.
-    """
+def sharing(inputs: Sequence[Any], updated: Sequence[int]) -> bool:
+    """Do two inputs share storage while one of them is updated?"""
     written = {_storage(inputs[i]) for i in updated}
     if len(written) < len(updated):
         return True
@@ -21,15 +25,50 @@ def overlapping(inputs: Sequence[Any], updated: Sequence[int]) -> bool:
     return any(isinstance(inputs[i], torch.Tensor) and _storage(inputs[i]) in written for i in rest)
 
 
+def overlapping(inputs: Sequence[Any], updated: Collection[int]) -> bool:
+    """Do two inputs overlap while one of them is updated?
+
+    Functional capture gives each input a life of its own, so that a write through one would not be
+    seen through the other. Inputs overlap where the ranges from their first to their last element
+    do: parts of one buffer that lie one after the other do not.
+    """
+    spans: dict[int, list[tuple[int, int, bool]]] = {}
+    for i, tensor in enumerate(inputs):
+        if isinstance(tensor, torch.Tensor) and tensor.numel() > 0:
+            start = tensor.storage_offset() * tensor.element_size()
+            end = start + extent_of(tensor.shape, tensor.stride()) * tensor.element_size()
+            spans.setdefault(_storage(tensor), []).append((start, end, i in updated))
+    return any(
+        a[0] < b[1] and b[0] < a[1] and (a[2] or b[2])
+        for group in spans.values()
+        for a, b in itertools.combinations(group, 2)
+    )
+
+
+def apart(inputs: Sequence[Any]) -> list[Any]:
+    """The inputs; those that share storage as copies, each in a storage of its own."""
+    storages = Counter(_storage(a) for a in inputs if isinstance(a, torch.Tensor))
+    return [
+        _copy(a) if isinstance(a, torch.Tensor) and storages[_storage(a)] > 1 else a for a in inputs
+    ]
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage().clone()
+    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 class OverlapGuard:
     """Sends calls whose arguments overlap to plain PyTorch; checked at every call.
 
-    `weights` numbers the parameters and buffers: one that is the same object as in the call before
-    keeps its storage, and is not looked at again.
+    `updated` and `weights` number the inputs that the graph updates, and those that are parameters
+    or buffers: one that is the same object as in the call before keeps its storage, and is not
+    looked at again. `constants` are the inputs after the `passed` ones that a call brings.
     """
 
     def __init__(
@@ -38,54 +77,78 @@ class OverlapGuard:
         eager: Callable[..., Any],
         updated: Sequence[int],
         weights: Sequence[int],
-        inputs: int,
+        passed: int,
+        constants: Sequence[torch.Tensor] = (),
     ) -> None:
-        self.run, self.eager, self.updated = run, eager, tuple(updated)
-        self.weights = tuple(i for i in weights if i not in updated)
-        self.rest = tuple(set(range(inputs)) - {*self.updated, *self.weights})
+        self.run, self.eager = run, eager
+        self.updated = tuple(i for i in updated if i < passed)
+        self.weights = tuple(i for i in weights if i < passed and i not in updated)
+        self.rest = tuple(set(range(passed)) - {*self.updated, *self.weights})
+        own = {passed + k: _storage(constant) for k, constant in enumerate(constants)}
+        self.own_updated = frozenset(own[i] for i in own.keys() & set(updated))
+        self.own = frozenset(own.values())
+        self.constants, self.all_updated = tuple(constants), frozenset(updated)
         self.known: list[torch.Tensor] = []
-        self.storages: frozenset[int] = frozenset()
+        self.storages: frozenset[int] = self.own
 
     def __call__(self, *args: Any) -> Any:
-        weights = [args[i] for i in self.weights]
-        if len(self.known) != len(weights) or any(
-            a is not b for a, b in zip(weights, self.known, strict=True)
-        ):
-            self.known, self.storages = weights, frozenset(map(_storage, weights))
-        written = {_storage(args[i]) for i in self.updated}
-        if (
-            len(written) < len(self.updated)
-            or not written.isdisjoint(self.storages)
-            or any(
-                isinstance(args[i], torch.Tensor) and _storage(args[i]) in written
-                for i in self.rest
-            )
-        ):
+        if self._shared(args) and overlapping([*args, *self.constants], self.all_updated):
             return self.eager(*args)
         return self.run(*args)
 
+    def _shared(self, args: Sequence[Any]) -> bool:
+        weights = [args[i] for i in self.weights]
+        if len(self.known) != len(weights) or any(map(operator.is_not, weights, self.known)):
+            self.known, self.storages = weights, self.own.union(map(_storage, weights))
+        written = {_storage(args[i]) for i in self.updated}
+        if len(written) < len(self.updated) or not written.isdisjoint(self.storages):
+            return True
+        written |= self.own_updated
+        return any(
+            isinstance(args[i], torch.Tensor) and _storage(args[i]) in written for i in self.rest
+        )
 
-class FrozenWeights:
-    """Watches the tensors whose values were folded into compiled code.
 
-    `renew` compiles from the live tensors; it runs again before the first call that follows an
-    in-place change of any of them, so that no answer is stale.
+class WeightWatch:
+    """Watches weights that compiled code holds by itself, not as arguments of its calls.
+
+    `folded` numbers those whose values went into the code. `renew` compiles from the live tensors;
+    it is called before the first call that follows a change of one of them, so that no answer is
+    stale. A change is seen by a tensor's version counter and by its address: a write through
+    `weight.data` changes neither. Of the rest the address alone is watched.
+
+    Raises WeightsChangedError for a weight that got another shape, layout, dtype or device.
     """
 
     def __init__(
-        self, weights: Sequence[torch.Tensor], renew: Callable[[], Callable[..., Any]]
+        self,
+        run: Callable[..., Any],
+        renew: Callable[[], Callable[..., Any]],
+        names: Sequence[str],
+        weights: Sequence[torch.Tensor],
+        folded: Sequence[int],
     ) -> None:
-        # An inference tensor has no version counter: it can only be changed in inference mode.
-        self.weights = tuple(w for w in weights if not w.is_inference())
-        self.renew = renew
-        self.run = renew()
-        self.versions = self._versions()
+        self.run, self.renew = run, renew
+        self.names, self.weights = tuple(names), tuple(weights)
+        self.folded = tuple(weights[k] for k in folded)
+        self.facts = tuple(map(TensorFacts.of, self.weights))
+        self.lock = threading.Lock()
+        self.state = self._state()
 
     def __call__(self, *args: Any) -> Any:
-        versions = self._versions()
-        if versions != self.versions:
-            self.run, self.versions = self.renew(), versions
+        if self._state() != self.state:
+            self._renew()
         return self.run(*args)
 
-    def _versions(self) -> list[int]:
-        return [w._version for w in self.weights]
+    def _state(self) -> list[int]:
+        return [w.data_ptr() for w in self.weights] + [w._version for w in self.folded]
+
+    def _renew(self) -> None:
+        with self.lock:
+            state = self._state()
+            if state == self.state:
+                return
+            for name, weight, facts in zip(self.names, self.weights, self.facts, strict=True):
+                if TensorFacts.of(weight) != facts:
+                    raise errors.WeightsChangedError(name)
+            self.run, self.state = self.renew(), state

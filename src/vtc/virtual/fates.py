@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from vtc.graph.rules import Movement, Shape
 from vtc.index.piece import Fill
 from vtc.index.sizes import NotRepresentable, product, sub
 from vtc.virtual import boxes
@@ -96,15 +97,19 @@ def _fate(
 
 def eager_bytes(plan: PlanGraph, step: PlanMovement) -> int:
     """Bytes that eager PyTorch reads and writes for a movement operator."""
-    movement, itemsize = step.movement, plan.tensors[step.name].itemsize
+    shapes = [plan.tensors[name].shape for name in step.sources]
+    return moved_bytes(step.movement, shapes, plan.tensors[step.name].itemsize)
+
+
+def moved_bytes(movement: Movement, sources: Sequence[Shape], itemsize: int) -> int:
+    """Bytes that eager PyTorch reads and writes for a movement of sources of these shapes."""
     if movement.view:
         return 0
     written = size_hint(product(movement.shape))
     if movement.load is not None:
         pieces = [p for p in movement.load.pieces if not isinstance(p.source, Fill)]
         return itemsize * (written + _numel(boxes.box_of(piece) for piece in pieces))
-    moved = [size_hint(product(plan.tensors[name].shape)) for name in step.sources]
-    return itemsize * 2 * sum(moved)
+    return itemsize * 2 * sum(size_hint(product(shape)) for shape in sources)
 
 
 def _copied_bytes(plan: PlanGraph, step: PlanMovement, effect: Effects) -> int:

@@ -108,6 +108,13 @@ class Checker:
         pairs = {*self.table.dependences(facts), *self._version_orders(facts)}
         return tuple(sorted(pairs))
 
+    def version_orders(self, strategy: Strategy) -> tuple[tuple[str, str], ...]:
+        """Pairs (before, after) of step names that data flow alone does not give: readers of a
+        version of some storage and the writers of the next one."""
+        names = self.plan.step_names
+        pairs = self._version_orders(self.facts(strategy))
+        return tuple((names[before], names[after]) for before, after in pairs)
+
     def sequence(self, strategy: Strategy) -> tuple[int, ...]:
         """The steps that run, in an order that is legal and as near to program order as can be."""
         facts = self.facts(strategy)

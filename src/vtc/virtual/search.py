@@ -13,7 +13,7 @@ from typing import Literal
 
 from vtc.virtual.cost import Cost
 from vtc.virtual.legality import Checker, checker
-from vtc.virtual.plan import Engine, PlanGraph, operands, results
+from vtc.virtual.plan import Engine, PlanGraph, PlanMovement, operands, results
 from vtc.virtual.strategy import Strategy
 from vtc.virtual.vtog import Vtog
 
@@ -139,7 +139,7 @@ class _Greedy:
 
     def run(self) -> SearchResult:
         gains: dict[Candidate, float] = {}
-        candidates = list(dict.fromkeys((*self.nodes(), *self.bundles())))
+        candidates = list(dict.fromkeys((*self.nodes(), *self.bundles(), *self.of_regions())))
         stale = set(candidates)
         while not self.late():
             for candidate in [c for c in candidates if c in stale]:
@@ -175,8 +175,8 @@ class _Greedy:
         return found
 
     def least(self) -> float:
-        """Gains below this are rounding."""
-        return 1e-9 * max(abs(self.base), 1.0)
+        """Gains below this are rounding, or what the cost says is too little to tell."""
+        return max(1e-9 * max(abs(self.base), 1.0), getattr(self.cost, "min_gain", 0.0))
 
     def late(self) -> bool:
         if time.perf_counter() > self.deadline:
@@ -259,22 +259,47 @@ class _Greedy:
         return any(mine & self.around[n] for n in chosen.edges)
 
     def nodes(self) -> Iterator[Candidate]:
+        """All out-edges of one tensor. A store into a view that is physical only renames the
+        tensor; such edges count as links of a bundle alone."""
         for tensor, numbers in self.vtog.out_edges.items():
-            mine = frozenset(numbers) & self.free
+            mine = frozenset(n for n in numbers if n in self.free and not self.renames(n))
             if mine:
                 yield Candidate("node", tensor, mine)
+
+    def renames(self, number: int) -> bool:
+        edge = self.vtog.edges[number]
+        return edge.direction == "store" and self.plan.movements[edge.operator].movement.view
+
+    def of_regions(self) -> Iterator[Candidate]:
+        """The copies in front of one region together: a kernel may take them only together (keys
+        and values of grouped heads)."""
+        edges = self.vtog.edges
+        for step in self.plan.steps:
+            if isinstance(step, PlanMovement):
+                continue
+            loads: list[int] = []
+            pending, seen = list(step.reads), set(step.reads)
+            for name in pending:
+                behind = [n for n in self.vtog.out_edges.get(name, ()) if n < len(edges)]
+                behind = [n for n in behind if edges[n].direction == "load"]
+                loads += [n for n in behind if n in self.free and not edges[n].inplace]
+                pending += [edges[n].base for n in behind if edges[n].base not in seen]
+                seen.update(edges[n].base for n in behind)
+            together = self.agreeing(loads)
+            if len(together) > 1:
+                yield Candidate("bundle", step.name, together)
 
     def bundles(self) -> Iterator[Candidate]:
         """Edges of one operator together, each with the views that lead to its producers."""
         edges = self.vtog.edges
         for number in sorted(self.free):
             chain = self.chain(number)
-            if len(chain) > 1:
+            if len(chain) > 1 and not self.renames(number):
                 yield Candidate("bundle", edges[number].tensor, chain)
         for operator, numbers in self.vtog.operator_edges.items():
             mine = [n for n in numbers if n in self.free]
             loads = [n for n in mine if edges[n].direction == "load" and not edges[n].inplace]
-            stores = [n for n in mine if edges[n].direction == "store"]
+            stores = [n for n in mine if edges[n].direction == "store" and not self.renames(n)]
             kept = [n for n in mine if edges[n].inplace]
             for group in (loads, stores, [*kept, *stores]):
                 plain = self.agreeing(group)

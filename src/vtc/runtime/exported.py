@@ -1,0 +1,207 @@
+"""Exported models: compiled ahead of time for one signature, called without Dynamo.
+
+Dynamo traces a call of the model once, and the trace is stopped before it runs anything. What it
+leaves is a function that takes the graph's tensors out of the arguments and of the model, calls the
+graph, and puts the result together; that function is kept and called by itself.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import re
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+from vtc import errors
+from vtc.runtime.signature import (
+    CONSTANTS,
+    ConstantFacts,
+    Signature,
+    TensorFacts,
+    readable,
+    source_name,
+)
+
+Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+class Exported:
+    """A model compiled for one signature; called like the model.
+
+    Raises SignatureError for arguments of another one. The values of weights may change: a frozen
+    weight that was changed or replaced is compiled again before the next call. What else Python
+    code reads of the model (flags, numbers, which submodules there are) is as it was at export.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        compile: Compile,
+        *,
+        freeze: bool,
+    ) -> None:
+        """Raises CaptureError for a model that is not one graph."""
+        self.model, self.compile, self.freeze = model, compile, freeze
+        self.signature = Signature(args, kwargs)
+        self.trace = _trace(self, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.signature.check(args, kwargs)
+        trace = self.trace
+        if trace.constants:
+            trace.check_constants(args, kwargs)
+        if trace.weights_replaced(self.model, args, kwargs):
+            self.trace = trace = _trace(self, args, kwargs)
+        with torch.no_grad():
+            return trace.function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """What Dynamo left of one trace.
+
+    function: called like the model. guards: that every frozen weight is still the same tensor; None
+    without such. constants: plain values inside of objects that are passed (the length of a cache),
+    by the expressions that lead to them.
+    """
+
+    function: Callable[..., Any]
+    guards: Any
+    constants: dict[str, tuple[types.CodeType, ConstantFacts]]
+
+    def weights_replaced(
+        self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        if self.guards is None:
+            return False
+        return not self.guards.check({"model": model, "args": args, "kwargs": kwargs})
+
+    def check_constants(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        scope = {"args": args, "kwargs": kwargs}
+        for name, (code, expected) in self.constants.items():
+            expected.check(readable(name), eval(code, scope))
+
+
+def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Trace:
+    """Trace and compile one call of the model, without running it."""
+    graphs: list[_Graph] = []
+    kept: list[bool] = []
+    constants = {}
+
+    def backend(graph_module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> _Graph:
+        run = exported.compile(graph_module, list(inputs))
+        graphs.append(_Graph(run, graph_module, inputs))
+        return graphs[-1]
+
+    def guards_to_keep(guards: Sequence[Any]) -> list[bool]:
+        kept[:] = [g.guard_type == "ID_MATCH" and isinstance(g.value, torch.Tensor) for g in guards]
+        for guard in guards:
+            plain = guard.has_value and isinstance(guard.value, CONSTANTS)
+            if plain and guard.name.startswith(("args", "kwargs")):
+                code = compile(guard.name, f"<{guard.name}>", "eval")
+                constants[guard.name] = code, ConstantFacts(guard.value)
+        return list(kept)
+
+    call = _caller(exported.model)
+    traced = torch.compile(
+        call,
+        backend=backend,
+        fullgraph=True,
+        dynamic=False,
+        options={"guard_filter_fn": guards_to_keep},
+    )
+    name = name_of(exported.model)
+    try:
+        with torch.no_grad(), torch._inductor.config.patch(freezing=exported.freeze):
+            traced(*args, **kwargs)
+    except _Traced:
+        pass
+    except torch._dynamo.exc.Unsupported as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise errors.CaptureError(name, reason) from error
+    entries = _debug_get_cache_entry_list(call.__code__)
+    if len(graphs) != 1 or len(entries) != 1:
+        raise errors.CaptureError(name, "Dynamo found no tensors in it")
+    (graph,), (entry,) = graphs, entries
+    graph.traced = True
+    names = {
+        key: graph if getattr(value, "_torchdynamo_orig_callable", value) is graph else value
+        for key, value in call.__globals__.items()
+    }
+    function = types.FunctionType(entry.code, names, "call", None, call.__closure__)
+    return _Trace(function, entry.guard_manager if any(kept) else None, constants)
+
+
+class _Traced(Exception):  # noqa: N818 - ends a trace, no error
+    """The call was traced and compiled; it is not to run."""
+
+
+class _Graph:
+    """The compiled graph. Until the trace is over, a call of it ends the trace.
+
+    The signature knows the tensors that are arguments, or items of lists, tuples and dictionaries.
+    Those that come from elsewhere are checked here.
+    """
+
+    def __init__(
+        self, run: Callable[..., Any], graph_module: fx.GraphModule, inputs: Sequence[Any]
+    ) -> None:
+        self.run, self.traced = run, False
+        placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        self.weights: list[tuple[int, str, TensorFacts]] = []
+        self.others: list[tuple[int, str, TensorFacts]] = []
+        for i, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):
+            name = source_name(getattr(node.meta.get("grapharg"), "source", None))
+            if isinstance(value, torch.Tensor) and not ARGUMENT.fullmatch(name):
+                own = name.startswith("L['model']")
+                facts = i, readable(name), TensorFacts.of(value)
+                (self.weights if own else self.others).append(facts)
+        self.known: list[torch.Tensor] = []
+        self.addresses: list[int] = []
+
+    def __call__(self, *inputs: Any) -> Any:
+        if not self.traced:
+            raise _Traced
+        for i, name, facts in self.others:
+            facts.check(name, inputs[i])
+        if self.weights:
+            self._check_weights(inputs)
+        return self.run(*inputs)
+
+    def _check_weights(self, inputs: Sequence[Any]) -> None:
+        """A weight that is the same tensor as in the last call, where it was, is not looked at."""
+        tensors = [inputs[i] for i, _, _ in self.weights]
+        addresses = [t.data_ptr() for t in tensors]
+        if addresses != self.addresses or any(map(operator.is_not, tensors, self.known)):
+            for tensor, (_, name, facts) in zip(tensors, self.weights, strict=True):
+                facts.check(name, tensor)
+            self.known, self.addresses = tensors, addresses
+
+
+def _caller(model: Callable[..., Any]) -> types.FunctionType:
+    """A function that calls the model, with a code object and globals of its own: Dynamo keeps what
+    it compiles by code object, and no more than a few for each."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    names = {"__builtins__": builtins, "__name__": __name__}
+    return types.FunctionType(call.__code__.replace(), names, "call", None, call.__closure__)
+
+
+ARGUMENT = re.compile(r"L\['(args|kwargs)'\](\[\d+\]|\['[^']*'\])*")
+"""The source of a tensor that the signature sees."""
+
+
+def name_of(model: Callable[..., Any]) -> str:
+    """A function's name; the class of a module or another callable object."""
+    return getattr(model, "__name__", type(model).__name__)
