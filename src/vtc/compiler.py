@@ -28,7 +28,9 @@ from vtc.graph.program import Program, value_of
 from vtc.kernels.operators import is_random
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
+from vtc.lowering.calls import transposed
 from vtc.lowering.check import check
+from vtc.lowering.homes import Unschedulable
 from vtc.lowering.implement import implement
 from vtc.lowering.plan import NOTHING, Plan
 from vtc.lowering.profile import Pricing, ProfiledCost
@@ -48,6 +50,8 @@ from vtc.virtual.search import SearchResult
 logger = logging.getLogger(__name__)
 
 Compiled = Callable[..., Any]
+EQUAL = 1.01
+"""Of two that are as fast within this the plan is kept: it moves less and needs less memory."""
 Progress = Callable[[str], None]
 
 
@@ -265,8 +269,9 @@ def compile_graph(
 
     try:
         plan = Plan.of(program)
+        plan = dataclasses.replace(plan, transposed=faster_calls(plan, settings))
         chosen = choose(plan, settings)
-        schedule = plan.schedule(chosen.strategy)
+        chosen, schedule = scheduled(plan, chosen)
         check(schedule, program)
     except Exception as error:  # a bug of ours must not stop the user's model
         logger.debug("planning failed", exc_info=True)
@@ -282,7 +287,7 @@ def compile_graph(
         planned,
         functools.partial(stock, compile_inputs),
         finish,
-        chosen,
+        not chosen.strategy and not plan.transposed,
         example_inputs,
         updated,
         settings,
@@ -294,6 +299,8 @@ def compile_graph(
     if settings.records is not None:
         compile_s = time.perf_counter() - started - capture_s
         times = Times(capture_s, compile_s)
+        if kept == "stock":
+            chosen, schedule = scheduled(plan, chosen.without_virtual_tensors())
         settings.records.append(record(len(settings.records), plan, chosen, schedule, times, notes))
     if not updated:
         return run
@@ -305,6 +312,15 @@ def compile_graph(
         len(example_inputs),
         program.constants,
     )
+
+
+def faster_calls(plan: Plan, settings: Settings) -> frozenset[str]:
+    """The linear operators that are to be called another way than PyTorch calls them."""
+    options = settings.options
+    measured = settings.objective == "latency" and options.cost == "profile"
+    if not measured or options.freeze or plan.program.symbolic or options.materializes("all"):
+        return frozenset()
+    return transposed(plan, ProfileCache(options.cache_dir, plan.device), settings.progress)
 
 
 def choose(plan: Plan, settings: Settings) -> Choice:
@@ -344,6 +360,15 @@ def _warn_of_unknown(names: Iterable[str], plan: Plan) -> None:
             warnings.warn(errors.VtcWarning(text), stacklevel=3)
 
 
+def scheduled(plan: Plan, chosen: Choice) -> tuple[Choice, Schedule]:
+    """The schedule of a choice; of the empty strategy where no steps can carry the choice out."""
+    try:
+        return chosen, plan.schedule(chosen.strategy)
+    except Unschedulable as reason:
+        logger.info("nothing is virtual: %s", reason)
+        return chosen.without_virtual_tensors(), plan.schedule(NOTHING)
+
+
 def executable(schedule: Schedule, program: Program, options: Options) -> Compiled:
     """Implement every step; the arena and the steps as one function of the graph's inputs."""
     steps = [implement(step, program, freeze=options.freeze) for step in schedule.steps]
@@ -364,7 +389,7 @@ def fastest(
     run: Callable[[], Compiled],
     stock: Callable[[], Compiled],
     finish: Callable[[Compiled], Compiled],
-    chosen: Choice,
+    stock_is_the_plan: bool,
     arguments: list[Any],
     updated: list[int],
     settings: Settings,
@@ -372,10 +397,11 @@ def fastest(
 ) -> tuple[Compiled, Literal["plan", "stock"]]:
     """Time the plan whole against stock TorchInductor on the arguments at hand; keep the faster.
 
-    With nothing virtual the plan is stock TorchInductor, and there is nothing to time. A plan for
-    memory or bytes is kept whatever its latency.
+    Where nothing is virtual and every kernel is called as PyTorch calls it, the plan is stock
+    TorchInductor, and there is nothing to time. A plan for memory or bytes is kept whatever its
+    latency.
     """
-    if not chosen.strategy:
+    if stock_is_the_plan:
         return finish(stock()), "stock"
     ours = finish(run())
     options = settings.options
@@ -387,7 +413,7 @@ def fastest(
     concrete = [a.node.hint if isinstance(a, torch.SymInt) else a for a in arguments]
     ours_us, theirs_us = timing.interleaved([ours, theirs], concrete, updated)
     notes.append(f"whole graph: {ours_us:.1f} us, stock TorchInductor {theirs_us:.1f} us")
-    if ours_us <= theirs_us:
+    if ours_us <= theirs_us * EQUAL:
         return ours, "plan"
     notes.append("stock TorchInductor is faster and is kept")
     return theirs, "stock"

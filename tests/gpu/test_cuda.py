@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from patterns.movement_patterns import ALIASING, PATTERNS
 
 import vtc
+from patterns.movement_patterns import ALIASING, PATTERNS
 
 pytestmark = pytest.mark.gpu
 STATIC = {"cost": "static", "verify": False}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,24 +43,35 @@ def grouped_heads(index_map: IndexMap) -> Grouped | None:
     before: k.unsqueeze(2).expand(b, h, g, s, d).reshape(b, h * g, s, d)
     after:  Grouped(dim=1, repeats=g)
     """
-    axes = list(coords(len(index_map.shape)))
-    if len(index_map.pieces) != 1 or len(index_map.pieces[0].index) != len(axes):
+    rank = len(index_map.shape)
+    if len(index_map.pieces) != 1 or len(index_map.pieces[0].index) != rank:
         return None
-    indices = index_map.pieces[0].index
-    swapped = len(axes) >= 3 and indices[-1] == axes[-2] and indices[-2] == axes[-1]
-    if swapped:
-        axes[-2:] = axes[-1], axes[-2]
+    indices, sizes, axes = index_map.pieces[0].index, index_map.shape, coords(rank)
+
+    def reads(dim: int, source: int) -> bool:
+        """Is source dimension `source` read at coordinate `dim`? That of a unit dimension is 0."""
+        return bool(indices[source] == (0 if sizes[dim] == 1 else axes[dim]))
+
+    swapped = rank >= 3 and not reads(rank - 1, rank - 1)
+    places = [*range(rank - 2), rank - 1, rank - 2] if swapped else list(range(rank))
     found = None
-    for dim, (axis, index) in enumerate(zip(axes, indices, strict=True)):
-        if index == axis:
+    for source, dim in enumerate(places):
+        if reads(dim, source):
             continue
-        if found is not None or not isinstance(index, FloorDiv):
+        repeats = _repeats(indices[source], axes[dim], sizes[dim])
+        if found is not None or repeats is None:
             return None
-        numerator, divisor = index.args
-        if numerator != axis or not divisor.is_Integer:
-            return None
-        found = Grouped(dim, int(divisor), swapped)
+        found = Grouped(dim, repeats, swapped)
     return found
+
+
+def _repeats(index: Any, axis: Any, size: Any) -> int | None:
+    """g where `index` is `axis // g`; the whole of a dimension where it is 0."""
+    if index == 0 and isinstance(size, int):
+        return size
+    if isinstance(index, FloorDiv) and index.args[0] == axis and index.args[1].is_Integer:
+        return int(index.args[1])
+    return None
 
 
 def accepts_load(node: fx.Node, operand: int, index_map: IndexMap, base: torch.Tensor) -> bool:
@@ -135,6 +147,47 @@ def grouped_call(
     for call in made:
         call.meta["stack_trace"] = node.meta.get("stack_trace")
         call.meta["repeats"] = repeats
+    return made[-1]
+
+
+TRANSPOSED_ROWS = 32
+"""The most rows for which (weight @ rows.T).T is tried in the place of rows @ weight.T."""
+
+
+def may_transpose(node: fx.Node) -> bool:
+    """A linear operator of few float32 rows on a CPU, for which another call may be faster."""
+    if node.target is not aten.linear.default:
+        return False
+    rows, weight = value_of(node.args[0]), value_of(node.args[1])
+    return (
+        rows.device.type == "cpu"
+        and rows.dtype is weight.dtype is torch.float32
+        and weight.dim() == 2
+        and all(isinstance(size, int) for size in (*rows.shape, *weight.shape))
+        # One row is a product of a matrix and a vector, which Inductor turns into a slower loop.
+        and rows.shape[-1] < rows.numel() <= TRANSPOSED_ROWS * rows.shape[-1]
+    )
+
+
+def transposed_call(graph: fx.Graph, node: fx.Node, value: Callable[[fx.Node], fx.Node]) -> fx.Node:
+    """Write a linear operator into `graph` with the weight as the left operand.
+
+    before: linear(x: [..., k], w: [n, k], bias)
+    after:  reshape(t(mm(w, t(reshape(x, [m, k])))), [..., n]) + bias
+    """
+    shape, inner = list(value_of(node).shape), value_of(node.args[0]).shape[-1]
+    rows = graph.call_function(aten.reshape.default, (value(node.args[0]), [-1, inner]))
+    columns = graph.call_function(aten.t.default, (rows,))
+    product = graph.call_function(aten.mm.default, (value(node.args[1]), columns))
+    back = graph.call_function(aten.t.default, (product,))
+    made = [rows, columns, product, back]
+    made.append(graph.call_function(aten.reshape.default, (back, shape)))
+    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+    if bias is not None:
+        made.append(graph.call_function(aten.add.Tensor, (made[-1], value(bias))))
+    for call in made:
+        call.meta["stack_trace"] = node.meta.get("stack_trace")
+        call.meta["transposed"] = (rows, product)
     return made[-1]
 
 

@@ -134,7 +134,14 @@ class StepGraph:
         if node in self.homes.program.movements and self._dropped(node):
             self.env[node] = self.value(node.all_input_nodes[0])
         else:
-            self.env[node] = self._grouped(node) or self._copy(node)
+            self.env[node] = self._grouped(node) or self._transposed(node) or self._copy(node)
+
+    def _transposed(self, node: fx.Node) -> fx.Node | None:
+        if node.name not in self.homes.transposed:
+            return None
+        made = libraries.transposed_call(self.graph, node, self.value)
+        made.meta["origin"] = node
+        return made
 
     def _grouped(self, node: fx.Node) -> fx.Node | None:
         """The anchor on operands whose heads are not repeated, where the strategy has it so."""

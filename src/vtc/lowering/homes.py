@@ -54,7 +54,9 @@ class Homes:
         engine: InductorEngine,
         resolver: Resolver,
         resolution: Resolution,
+        transposed: frozenset[str] = frozenset(),
     ) -> None:
+        self.transposed = transposed
         self.program, self.grouping, self.engine = program, grouping, engine
         self.resolver, self.resolution = resolver, resolution
         self.nodes = engine.nodes

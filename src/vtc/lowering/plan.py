@@ -25,7 +25,10 @@ NOTHING: Strategy = frozenset()
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Regions, opportunity graph and the judge of legality of one program."""
+    """Regions, opportunity graph and the judge of legality of one program.
+
+    `transposed` names the linear operators that are called as (weight @ rows.T).T.
+    """
 
     program: Program
     grouping: Grouping
@@ -33,6 +36,7 @@ class Plan:
     vtog: Vtog
     engine: InductorEngine
     checker: Checker
+    transposed: frozenset[str] = frozenset()
 
     @staticmethod
     def of(program: Program) -> Plan:
@@ -65,7 +69,14 @@ class Plan:
 
     def homes(self, strategy: Strategy) -> Homes:
         resolver = self.checker.resolver
-        return Homes(self.program, self.grouping, self.engine, resolver, resolver.resolve(strategy))
+        return Homes(
+            self.program,
+            self.grouping,
+            self.engine,
+            resolver,
+            resolver.resolve(strategy),
+            self.transposed,
+        )
 
     def schedule(self, strategy: Strategy) -> Schedule:
         """Raises Unschedulable for a legal strategy that no step can carry out."""

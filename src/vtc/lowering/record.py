@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -44,6 +44,11 @@ class Choice:
     @property
     def strategy(self) -> Strategy:
         return self.result.strategy
+
+    def without_virtual_tensors(self) -> Choice:
+        """The empty strategy in the place of the one that was found."""
+        empty = replace(self.result, strategy=NOTHING, cost=self.result.base_cost, trace=())
+        return replace(self, result=empty)
 
 
 @dataclass(frozen=True)

@@ -119,8 +119,8 @@ class StepRun:
             like, fill = node.args
             return torch.full_like(self.values[like], self.reference.fill(fill))
         origin = node.meta.get("origin")
-        if origin is None and "repeats" in node.meta:
-            return None  # a part of a call on grouped heads: checked with its last part
+        if origin is None and ("repeats" in node.meta or "transposed" in node.meta):
+            return None  # a part of a call that is made another way: checked with its last part
         if origin is None:
             return self._move(node, node)
         if node.target is operator.getitem and not isinstance(self.values[node.args[0]], fx.Node):
@@ -131,6 +131,8 @@ class StepRun:
             return self._library(node, origin)
         if "repeats" in node.meta:
             self._grouped(node, origin)
+        elif "transposed" in node.meta:
+            self._transposed(node, origin)
         else:
             self._check_call(node, origin)
         return self.reference.values[origin]
@@ -192,6 +194,16 @@ class StepRun:
                 self._same(one, other, what)
             return
         self.memory.same(found, expected, self.memory.rule_of(found), what)
+
+    def _transposed(self, node: fx.Node, origin: fx.Node) -> None:
+        """A linear operator with the weight on the left; see `libraries.transposed_call`."""
+        rows, product = node.meta["transposed"]
+        given = [rows.args[0], product.args[0]]
+        given += [node.args[1]] if node.target is aten.add.Tensor else []
+        expected = [a for a in origin.args if a is not None]
+        for k, (ours, theirs) in enumerate(zip(given, expected, strict=True)):
+            what = f"argument {k} of {origin.name} in {self.step.name}"
+            self._same(self.values[ours], self.reference.values[theirs], what)
 
     def _grouped(self, node: fx.Node, origin: fx.Node) -> None:
         """A call on heads that are not repeated; see `libraries.grouped_call`."""

@@ -12,9 +12,9 @@ import torch
 from vtc import errors
 
 STEP_SECONDS = 0.05
-WHOLE_SECONDS = 0.6
+WHOLE_SECONDS = 1.5
 WARM_UPS = 3
-ROTATED_BYTES = 256 * 2**20
+ROTATED_BYTES = {"cpu": 96 * 2**20, "cuda": 256 * 2**20}
 
 
 def operands(values: Sequence[Any]) -> Iterator[Any]:
@@ -42,7 +42,7 @@ def microseconds(call: Callable[..., Any], arguments: list[Any]) -> float:
     tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
     size = sum(t.untyped_storage().nbytes() for t in tensors)
-    copies = max(1, min(8, ROTATED_BYTES // max(size, 1))) if device.type == "cuda" else 1
+    copies = max(1, min(8, ROTATED_BYTES.get(device.type, 0) // max(size, 1)))
     try:
         sets = [arguments] + [_copied(arguments) for _ in range(copies - 1)]
         with torch.no_grad():
