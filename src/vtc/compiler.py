@@ -477,7 +477,9 @@ def _watched(
     names = [readable(source_name(sources.get(a))) or str(a) for a in attributes]
     updated = {i - first for i, _ in program.updates}
     folded = [k for k in range(len(names)) if options.freeze and k not in updated]
-    return WeightWatch(run, renew, names, program.constants, folded)
+    if not names:  # the constants are literals of the model's code
+        return run
+    return WeightWatch(run, renew, names, program.constants[: len(names)], folded)
 
 
 def _requires_grad(value: Any) -> bool:

@@ -237,3 +237,14 @@ def test_higher_order_operators_are_refused() -> None:
     (error,) = caught
     assert "cond" in str(error)
     assert "higher-order" in error.reason
+
+
+def test_a_literal_tensor_of_the_model_becomes_a_constant_input() -> None:
+    def model(x: Tensor) -> Tensor:
+        table = torch.tensor([1.0, 2.0])
+        return torch.cat([x + table, table[None]], 0)
+
+    program = captured(model, (torch.randn(3, 2),))
+    assert len(program.constants) == 1
+    assert len(program.inputs) == 2
+    assert not program.graph_module.graph.find_nodes(op="get_attr")

@@ -50,8 +50,9 @@ def capture(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Prog
     except Exception as error:
         raise errors.CaptureError(_culprit(error), str(error).split("\n")[0]) from error
     keep_placeholder_meta(lifted, traced)
+    traced, literals = lift_attributes(traced)  # what torch.tensor([...]) in the model makes
     updates = tidy(traced, updated)
-    result = program.build(traced, updates, constants, aliases)
+    result = program.build(traced, updates, (*constants, *literals), aliases)
     return explicit_autocast(result) if ambient_autocast(result) else result
 
 
@@ -141,6 +142,7 @@ def lift_attributes(
         if node.target not in made:
             with lifted.graph.inserting_after(last):
                 last = lifted.graph.placeholder(str(node.target).replace(".", "_"))
+            last.meta.update(node.meta)
             made[str(node.target)], constants[str(node.target)] = last, value
         node.replace_all_uses_with(made[str(node.target)])
         lifted.graph.erase_node(node)
