@@ -1,0 +1,84 @@
+"""Choosing a plan: how library kernels are called, and which tensors are virtual."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Iterable
+
+from vtc import errors
+from vtc.graph.program import Program
+from vtc.kernels.operators import is_random
+from vtc.lowering.cache import ProfileCache
+from vtc.lowering.calls import transposed
+from vtc.lowering.homes import Unschedulable
+from vtc.lowering.plan import NOTHING, Plan
+from vtc.lowering.profile import Pricing, ProfiledCost
+from vtc.lowering.record import Choice
+from vtc.lowering.schedule import Schedule
+from vtc.lowering.settings import Settings
+from vtc.virtual import cost as costs
+from vtc.virtual import search
+from vtc.virtual.search import SearchResult
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(program: Program, settings: Settings) -> Plan:
+    """Group the program, build its opportunity graph, and measure how kernels are best called."""
+    plan = Plan.of(program)
+    options = settings.options
+    _warn_of_unknown(options.materialize - {"all"}, plan)
+    if not settings.measures or options.freeze or program.symbolic or options.materializes("all"):
+        return plan
+    cache = ProfileCache(options.cache_dir, plan.device)
+    return dataclasses.replace(plan, transposed=transposed(plan, cache, settings.progress))
+
+
+def choose(plan: Plan, settings: Settings) -> tuple[Choice, Schedule]:
+    """The strategy that the search finds best for the objective, and its schedule.
+
+    The empty strategy takes its place where no steps can carry it out.
+    """
+    choice = _search(plan, settings)
+    try:
+        return choice, plan.schedule(choice.strategy)
+    except Unschedulable as reason:
+        logger.info("nothing is virtual: %s", reason)
+        return choice.without_virtual_tensors(), plan.schedule(NOTHING)
+
+
+def _search(plan: Plan, settings: Settings) -> Choice:
+    options = settings.options
+    model = costs.GPU if plan.device.type == "cuda" else costs.CPU
+    static = costs.StaticCost(plan.graph, plan.vtog, plan.engine, model, settings.objective)
+    # The order of random operators is part of their meaning, so that they stay in one step.
+    if options.materializes("all") or any(map(is_random, plan.program.nodes)):
+        base = static.cost(NOTHING)
+        return Choice(SearchResult(NOTHING, base, base, 1, 0.0), static, settings.objective)
+    pricing = Pricing(plan, static, options)
+    if settings.measures and not plan.program.symbolic:
+        cache = ProfileCache(options.cache_dir, plan.device)
+        pricing = ProfiledCost(plan, static, options, cache, settings.progress)
+    found = search.greedy(
+        plan.graph, plan.vtog, plan.engine, pricing, budget_s=options.profile_budget_s
+    )
+    if options.search == "exhaustive":
+        best = search.exhaustive(
+            plan.graph, plan.vtog, plan.engine, pricing, max_choices=options.max_exhaustive
+        )
+        found = dataclasses.replace(best, gap=search.optimality_gap(found.cost, best.cost))
+    if settings.objective == "latency" and found.base_cost - found.cost < options.min_gain_us:
+        found = dataclasses.replace(found, strategy=NOTHING, cost=found.base_cost)
+    return Choice(found, static, settings.objective, pricing.profiles, pricing.cache_hits)
+
+
+def _warn_of_unknown(names: Iterable[str], plan: Plan) -> None:
+    """Say which names of `materialize` this graph does not have."""
+    virtual = {e.tensor for e in plan.vtog.edges}
+    known = [*virtual, *(r.name for r in plan.grouping.regions if r.name not in virtual)]
+    for name in names:
+        if name not in known:
+            text = str(errors.UnknownTensorError(name, sorted(known)))
+            warnings.warn(errors.VtcWarning(text), stacklevel=3)

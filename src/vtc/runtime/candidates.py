@@ -1,0 +1,106 @@
+"""The plan and stock TorchInductor, timed whole: "never slower" as a measured fact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from vtc.graph.program import value_of
+from vtc.lowering import timing
+from vtc.lowering.implement import implement
+from vtc.lowering.plan import NOTHING, Plan
+from vtc.lowering.record import Choice
+from vtc.lowering.schedule import Schedule
+from vtc.lowering.settings import Compiled, Settings
+from vtc.runtime.cuda_graph import CudaGraphs, capturable
+from vtc.runtime.executable import Executable
+from vtc.runtime.stock import compile_stock, compile_stock_again
+
+EQUAL = 1.01
+"""Of two that are as fast within this the plan is kept: it moves less and needs less memory."""
+
+
+class Candidates:
+    """Two ways to run one captured graph.
+
+    `inputs` are the arguments at hand, or copies of them that were `parted` because they share
+    storage. `notes` says in sentences what was found out.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        choice: Choice,
+        schedule: Schedule,
+        graph_module: fx.GraphModule,
+        inputs: list[Any],
+        parted: bool,
+        settings: Settings,
+    ) -> None:
+        self.plan, self.choice, self.schedule = plan, choice, schedule
+        self.graph_module, self.settings = graph_module, settings
+        self.updated = [i for i, _ in plan.program.updates]
+        self.inputs = inputs
+        self.fakes = [value_of(n) for n in plan.program.inputs[: len(inputs)]]
+        self.compile_inputs = self.fakes if parted else inputs
+        self.notes: list[str] = []
+        # Where nothing is virtual and every kernel is called as PyTorch calls it, the plan is
+        # stock TorchInductor.
+        self.stock_kept = not choice.strategy and not plan.transposed
+
+    def fastest(self) -> Compiled:
+        """The plan, unless stock TorchInductor is faster on the arguments at hand.
+
+        A plan for memory or bytes is kept whatever its latency, and so is one of a program that
+        updates its own constants, which timing would update too.
+        """
+        if self.stock_kept:
+            return self._stock()
+        ours = self._planned()
+        private = all(i < len(self.inputs) for i in self.updated)
+        if self.settings.objective != "latency" or not self.settings.options.verify or not private:
+            return ours
+        self.settings.progress("compiling stock TorchInductor to compare")
+        theirs = self._stock()
+        arguments = [a.node.hint if isinstance(a, torch.SymInt) else a for a in self.inputs]
+        ours_us, theirs_us = timing.interleaved([ours, theirs], arguments, self.updated)
+        self.notes.append(f"whole graph: {ours_us:.1f} us, stock TorchInductor {theirs_us:.1f} us")
+        if ours_us <= theirs_us * EQUAL:
+            return ours
+        self.notes.append("stock TorchInductor is faster and is kept")
+        self.stock_kept = True
+        return theirs
+
+    def again(self) -> Compiled:
+        """What was kept, compiled again from the live tensors."""
+        if not self.stock_kept:
+            return self._planned()
+        freeze = self.settings.options.freeze
+        return self._replayed(compile_stock_again(self.graph_module, self.fakes, freeze=freeze))
+
+    def kept_plan(self) -> tuple[Choice, Schedule]:
+        """The choice that describes what runs: the empty one where stock TorchInductor does."""
+        if not self.stock_kept:
+            return self.choice, self.schedule
+        return self.choice.without_virtual_tensors(), self.plan.schedule(NOTHING)
+
+    def _planned(self) -> Compiled:
+        program, freeze = self.plan.program, self.settings.options.freeze
+        steps = [implement(step, program, freeze=freeze) for step in self.schedule.steps]
+        run = Executable(self.schedule, steps, len(self.inputs), program.constants)
+        return self._replayed(run)
+
+    def _stock(self) -> Compiled:
+        freeze = self.settings.options.freeze
+        return self._replayed(compile_stock(self.graph_module, self.compile_inputs, freeze=freeze))
+
+    def _replayed(self, run: Compiled) -> Compiled:
+        """On CUDA, `run` as one CUDA graph."""
+        symbolic = self.plan.program.symbolic
+        if symbolic or not self.settings.options.cuda_graphs or not capturable(self.fakes):
+            return run
+        passed = len(self.inputs)
+        weights = [i for i in self.plan.weights if i < passed]
+        return CudaGraphs(run, weights, [i for i in self.updated if i < passed])

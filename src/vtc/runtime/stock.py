@@ -1,0 +1,102 @@
+"""Stock TorchInductor: what `torch.compile` makes of a graph, and which graphs are left to it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._inductor.compile_fx import compile_fx
+
+from vtc import errors
+from vtc.graph.capture import capture
+from vtc.graph.program import Program, value_of
+from vtc.lowering.settings import Compiled
+from vtc.runtime.calls import apart, overlapping, sharing
+
+
+class Unsuitable(Exception):  # noqa: N818 - a finding about a graph, not an error
+    """The graph is not for vtc: `instead` is what runs."""
+
+    def __init__(self, instead: Compiled) -> None:
+        super().__init__("the graph is compiled otherwise")
+        self.instead = instead
+
+
+def compile_stock(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], *, freeze: bool = False
+) -> Compiled:
+    """What `torch.compile` does with the graph, in the trace that Dynamo has going."""
+    with torch._inductor.config.patch(freezing=freeze):
+        compiled: Compiled = compile_fx(graph_module, list(inputs))
+    return compiled
+
+
+def compile_stock_again(
+    graph_module: fx.GraphModule, fakes: Sequence[Any], *, freeze: bool
+) -> Compiled:
+    """The same after Dynamo's trace is over, for fake inputs."""
+    with torch.no_grad(), tracing(TracingContext(detect_fake_mode(list(fakes)))):
+        return compile_stock(graph_module, fakes, freeze=freeze)
+
+
+def fall_back(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], what: str, reason: str
+) -> Compiled:
+    """Stock TorchInductor for the whole graph, with a warning."""
+    _warn(what, reason, "stock TorchInductor")
+    return compile_stock(graph_module, inputs)
+
+
+def refuse_gradients(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Raises Unsuitable for a graph that autograd records."""
+    tensors = [*inputs, *graph_module.parameters(), *graph_module.buffers()]
+    if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
+        what = "a graph that records gradients"
+        raise Unsuitable(fall_back(graph_module, inputs, what, "vtc compiles inference"))
+
+
+def separate(
+    graph_module: fx.GraphModule, inputs: list[Any], program: Program
+) -> tuple[list[Any], Program]:
+    """Inputs that do not share storage with one that is updated, and the program over them.
+
+    Functional capture gives each input a life of its own. The calls whose arguments do overlap are
+    told apart at each call, and run eagerly. Raises Unsuitable where the inputs cannot be parted.
+    """
+    updated = [i for i, _ in program.updates]
+    if not sharing([*inputs, *program.constants], updated):
+        return inputs, program
+    overlap = overlapping([*inputs, *program.constants], updated)
+    if overlap:
+        _warn("the graph", "arguments overlap and one of them is updated", "eager PyTorch")
+    parted = apart(inputs)
+    if program.symbolic or sharing([*parted, *program.constants], updated):
+        if overlap:
+            raise Unsuitable(graph_module.forward)
+        reason = "arguments share storage and one of them is updated"
+        raise Unsuitable(fall_back(graph_module, inputs, "the graph", reason))
+    return parted, capture(graph_module, _fakes_of(parted, program))
+
+
+def _fakes_of(inputs: Sequence[Any], program: Program) -> list[Any]:
+    """Fake tensors like `inputs`, each in a storage of its own."""
+    mode = detect_fake_mode([value_of(n) for n in program.inputs])
+    with mode:
+        return [
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
+            if isinstance(a, torch.Tensor)
+            else a
+            for a in inputs
+        ]
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _warn(what: str, reason: str, instead: str) -> None:
+    warnings.warn(errors.FallbackWarning(what, reason, instead), stacklevel=4)
