@@ -36,8 +36,9 @@ def _default_cache_dir() -> Path:
 class Options:
     """How vtc compiles. The defaults suit inference on weights that may still change.
 
-    freeze: pack and fold weights at compile time. Faster, costs a second copy of the packed
-        weights, and a weight that is changed afterwards makes the next call an error.
+    freeze: pack and fold weights at compile time. Faster, and costs a second copy of the packed
+        weights. A weight that is changed or replaced afterwards is packed again before the next
+        call; a write through `weight.data`, which PyTorch does not count, is not seen.
     search: "greedy" is the search for every size of graph; "exhaustive" also enumerates all
         strategies of the parts with at most `max_exhaustive` free choices, and tells the gap.
     cost: "profile" measures each region once on the device and keeps the result on disk;

@@ -89,15 +89,13 @@ class _Scheduler:
         floor = self.floor.get(node.name, 0)
         if not self.homes.in_arena(node):
             return max([floor, *(self.ready(n) for n in node.all_input_nodes)])
-        stages = [self._store_stage(s) + 1 for s in self.homes.stores if self._fills(s, node)]
+        stores = [s for s in self.homes.stores if s.operator == node.name]
+        stages = [self._store_stage(s) + 1 for s in stores]
         bound = self.program.movements[node]
         if bound.movement.inplace is not None:
             stages.append(self.ready(bound.sources[bound.movement.inplace]))
         stages += [self.ready(source) for source in bound.sources if self.homes.is_stored(source)]
         return max([floor, *stages])
-
-    def _fills(self, store: Store, node: fx.Node) -> bool:
-        return store.operator == node.name
 
     def _only_inputs(self, node: fx.Node) -> bool:
         if node in self.inputs:

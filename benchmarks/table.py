@@ -1,0 +1,50 @@
+"""Prints the tables of the README from the committed result files.
+
+python benchmarks/table.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+SYSTEMS = ("eager", "inductor", "inductor-best", "onnxruntime", "openvino", "vtc")
+
+
+def table(path: Path) -> str:
+    """Median milliseconds of every case; then stock torch.compile's time over vtc's, with the
+    95 % interval of the paired ratio."""
+    cases = json.loads(path.read_text())["cases"]
+    systems = [s for s in SYSTEMS if any(_row(c, s) for c in cases)]
+    lines = [f"| model | batch | {' | '.join(systems)} | torch.compile / vtc |"]
+    lines.append("|---" * (len(systems) + 3) + "|")
+    for case in cases:
+        frozen = ", frozen" if case["config"]["freeze"] else ""
+        cells = [f"{case['model']}{frozen}", str(case["batch"])]
+        cells += [_milliseconds(_row(case, s)) for s in systems]
+        lines.append(f"| {' | '.join([*cells, _ratio(case)])} |")
+    return "\n".join(lines)
+
+
+def _row(case: dict[str, Any], system: str) -> dict[str, Any] | None:
+    rows = [r for r in case["rows"] if r["system"] == system and r["median_ms"] is not None]
+    return rows[0] if rows else None
+
+
+def _milliseconds(row: dict[str, Any] | None) -> str:
+    return f"{row['median_ms']:.3g}" if row else "-"
+
+
+def _ratio(case: dict[str, Any]) -> str:
+    row = _row(case, "inductor") or _row(case, "inductor-best")
+    if row is None or row["ratio_to_vtc"] is None:
+        return "-"
+    ratio = row["ratio_to_vtc"]
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
+
+
+if __name__ == "__main__":
+    for name in ("gpu-models", "cpu-models"):
+        print(f"{name}:\n\n{table(RESULTS / f'{name}.json')}\n")
