@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 import vtc
 import vtc.compiler
+from arguments import fresh
 
 QUICK = {"cost": "static", "verify": False}
 
@@ -27,16 +28,6 @@ def compiled(model: Callable[..., Any], *, dynamic: bool | None = False, **optio
 def exported(model: Callable[..., Any], *args: Any, freeze: bool = True, **kwargs: Any) -> Any:
     options = {**QUICK, "freeze": freeze}
     return vtc.export(model, args, kwargs, objective="bytes", options=options)
-
-
-def fresh(args: Sequence[Any]) -> list[Any]:
-    """Copies of the arguments with their strides; a tensor that is passed twice stays one."""
-    made: dict[int, Any] = {}
-    for a in args:
-        if isinstance(a, Tensor) and id(a) not in made:
-            storage = torch.empty(0, dtype=a.dtype).set_(a.untyped_storage().clone())
-            made[id(a)] = storage.as_strided(a.shape, a.stride(), a.storage_offset())
-    return [made.get(id(a), a) for a in args]
 
 
 def other_values(args: Sequence[Any]) -> list[Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from arguments import fresh
 from compiling import (
     Compilations,
     assert_like,
     compiled,
-    fresh,
     in_float64,
     other_values,
     quick_and_strict,

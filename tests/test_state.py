@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import vtc
-from compiling import Compilations, compiled, fresh, one_fallback, quick_and_strict
+from arguments import fresh
+from compiling import Compilations, compiled, one_fallback, quick_and_strict
 
 pytestmark = quick_and_strict
 

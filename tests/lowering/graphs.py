@@ -6,7 +6,7 @@ and offsets, and a tensor that is passed twice stays one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,16 +19,6 @@ GRAPHS: dict[str, Callable[[], Graph]] = {}
 
 def graph(build: Callable[[], Graph]) -> Callable[[], Graph]:
     return GRAPHS.setdefault(build.__name__, build)
-
-
-def fresh(args: Sequence[Any]) -> list[Any]:
-    """Copies of the arguments, each in a storage like its own."""
-    made: dict[int, Any] = {}
-    for a in args:
-        if isinstance(a, Tensor) and id(a) not in made:
-            storage = torch.empty(0, dtype=a.dtype).set_(a.untyped_storage().clone())
-            made[id(a)] = storage.as_strided(a.shape, a.stride(), a.storage_offset())
-    return [made.get(id(a), a) for a in args]
 
 
 # Concatenation.

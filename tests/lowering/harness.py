@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from lowering.graphs import GRAPHS, Graph, fresh
+from arguments import fresh
+from lowering.graphs import GRAPHS, Graph
 from patterns.movement_patterns import ALIASING, PATTERNS
 from vtc.graph.capture import capture
 from vtc.graph.program import Program

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lowering.graphs import fresh
+from arguments import fresh
 from lowering.harness import NAMES, Captured, captured, eager
 from vtc.kernels.operators import ANCHORS
 from vtc.lowering.schedule import Schedule
