@@ -186,8 +186,6 @@ REDUCTIONS: dict[str, Reduction] = {
         Reduction("any", (DType.BOOL,), lambda dtype: False, "or of all"),
         Reduction("all", (DType.BOOL,), lambda dtype: True, "and of all"),
         Reduction("argmax", NUMBERS, lambda dtype: 0, "first place of the largest; NaN wins"),
-        Reduction(
-            "argmin", NUMBERS, lambda dtype: 0, "first place of the smallest; NaN wins"
-        ),
+        Reduction("argmin", NUMBERS, lambda dtype: 0, "first place of the smallest; NaN wins"),
     )
 }
