@@ -134,7 +134,8 @@ class Attention:
     Accesses have a stride for every domain dimension and a last one for the key position t: `query`
     moves in (..., s, d), `key` and `value` in (..., d, t), `mask` in (..., s, t). Grouped heads are
     two domain dimensions, key and value with stride 0 in the second. causal: key t is seen by
-    query s if t <= s + shift. window: and t > s + shift - window. head_dim is the size of d in q and k.
+    query s if t <= s + shift; with a window, only if also t > s + shift - window. head_dim is the
+    size of d in q and k.
     """
 
     query: Access
