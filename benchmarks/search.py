@@ -9,6 +9,8 @@ the number of measurements, and the median time of both compiled plans, timed in
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,13 +91,19 @@ def llama_attention() -> Block:
 
 
 def measure(name: str, build: Callable[[], Block]) -> dict[str, Any]:
-    """One block: both searches, both plans compiled and timed in turns."""
+    """One block: both searches from one empty cache of measurements, both plans timed in turns."""
     torch.manual_seed(0)
     block, args = build()
     plans, reports = [], {}
+    cache = Path(tempfile.mkdtemp())
     for search in ("greedy", "exhaustive"):
         torch._dynamo.reset()
-        options = vtc.Options(search=search, verify=False, profile_budget_s=300)  # type: ignore[arg-type]
+        options = vtc.Options(
+            search=search,  # type: ignore[arg-type]
+            verify=False,
+            profile_budget_s=300,
+            cache_dir=cache,
+        )
         reports[search] = compile_records(block, args, {}, options=options)[0]
         torch._dynamo.reset()
         compiled = vtc.compile(block, options=options)
@@ -104,6 +112,7 @@ def measure(name: str, build: Callable[[], Block]) -> dict[str, Any]:
         plans.append(compiled)
     with torch.no_grad():
         greedy_us, best_us = timing.interleaved(plans, list(args), [])
+    shutil.rmtree(cache)
     stats = reports["exhaustive"].search
     return {
         "block": name,

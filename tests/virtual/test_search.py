@@ -10,6 +10,8 @@ import pytest
 from virtual.generate import realistic_plan
 from virtual.plans import COPIES, VIEWS, Builder, Rules, c3k2, edges, worked_example
 from vtc.graph.rules_concat import concat
+from vtc.graph.rules_slice import slice_
+from vtc.graph.rules_view import transpose
 from vtc.virtual.cost import CPU, GPU, StaticCost
 from vtc.virtual.fates import fates
 from vtc.virtual.legality import legal
@@ -99,6 +101,39 @@ def test_a_concat_that_pays_only_as_a_whole_is_found():
     found = greedy(plan, vtog, engine, cost)
     assert found.strategy == edges(vtog, ("p0", "m"), ("p1", "m"), ("p2", "m"))
     assert found.base_cost - found.cost > CPU.launch_us
+
+
+def test_two_choices_that_pay_only_together_are_found():
+    g = Builder()
+    x = g.input("x", 4, 8)
+    parts = [g.region(f"p{n}", [x], 4, 8) for n in range(3)]
+    g.move("inner", concat([(4, 8)] * 2, 1), parts[:2])
+    g.move("outer", concat([(4, 16), (4, 8)], 1), ["inner", parts[2]])
+    plan = g.build(g.region("y", ["outer"], 4))
+    vtog = build(plan)
+    wanted = edges(vtog, ("p0", "inner"), ("p2", "outer"))
+
+    class Together:
+        profiles = cache_hits = 0
+
+        def cost(self, strategy):
+            return 90.0 if strategy == wanted else 100.0 + len(strategy)
+
+    assert greedy(plan, vtog, COPIES, Together()).strategy == wanted
+
+
+def test_a_copy_into_a_home_of_several_pieces_takes_a_launch_for_each():
+    g = Builder()
+    x = g.input("x", 4, 24)
+    y = g.move("y", transpose((4, 24), (1, 0)), [x])
+    g.move("first", slice_((24, 4), [0], [12], [0]), [y])
+    g.move("second", slice_((24, 4), [12], [24], [0]), [y])
+    plan = g.build(g.region("z", ["first", "second"], 4))
+    vtog = build(plan)
+    steps = StaticCost(plan, vtog, COPIES).steps
+    (whole,) = (s for s in steps(frozenset()) if s.name == "y")
+    (split,) = (s for s in steps(edges(vtog, ("y", "first"), ("y", "second"))) if s.name == "y")
+    assert split.latency_us == pytest.approx(whole.latency_us + CPU.launch_us)
 
 
 def test_exhaustive_says_which_component_is_too_large():

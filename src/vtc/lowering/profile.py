@@ -120,7 +120,7 @@ class ProfiledCost(Pricing):
             region = self.regions.get(name)
             if region is None:
                 if before != after:
-                    total += self._copy(name, after) - self._copy(name, before)
+                    total += self._copy(name, after, homes) - self._copy(name, before, self.default)
             elif any(component.get(n.name) in changed for n in (*region.reads, *region.writes)):
                 total += self._region_difference(region, homes, before, after)
         return total
@@ -137,18 +137,14 @@ class ProfiledCost(Pricing):
             return measured[1] - measured[0]
         return (after.latency_us if after else 0.0) - (before.latency_us if before else 0.0)
 
-    def _copy(self, name: str, modelled: StepCost | None) -> float:
-        """A movement operator that runs: as its eager kernel takes, or as modelled in part."""
+    def _copy(self, name: str, modelled: StepCost | None, homes: Homes) -> float:
+        """A movement operator that runs: measured whole, or the copies that are left of it."""
         if modelled is None:
             return 0.0
         node = self.plan.engine.nodes.get(name)
-        if (
-            node is None
-            or node not in self.plan.program.movements
-            or modelled != self.base.get(name)
-        ):
+        if node is None or node not in self.plan.program.movements:
             return modelled.latency_us
-        step = alone(node, self.default)
+        step = residual(node, homes) or alone(node, homes)
         measured = self._measured(step, signature(step))
         return modelled.latency_us if measured is None else measured
 
@@ -201,6 +197,19 @@ def alone(node: fx.Node, homes: Homes) -> Step:
     )
     module, _ = graph.finish([node])
     return Step(node.name, "eager", module, tuple(graph.operands), (), (node.name,), ())
+
+
+def residual(node: fx.Node, homes: Homes) -> Step | None:
+    """The copies into its home that a strategy leaves of a movement operator, as a step; None where
+    it is not stored piece by piece."""
+    stores = [s for s in homes.stores if s.operator == node.name and s.node is not node]
+    if not stores:
+        return None
+    graph = StepGraph(homes, lambda n: Operand("result", n.name) if is_tensor(n) else None)
+    for store in stores:
+        graph.store(store, lambda slot: place(slot, homes))
+    module, numbers = graph.finish([])
+    return Step(node.name, "inductor", module, tuple(graph.operands), numbers, (), ())
 
 
 def isolated(region: Region, homes: Homes) -> Step:

@@ -1,14 +1,15 @@
 """A static cost model: what a strategy costs by arithmetic alone, without a device.
 
 A region or a residual copy takes a launch plus the larger of its memory time and its arithmetic
-time. Memory time is bytes over bandwidth, times what is wasted where a map's contiguous runs are
-shorter than a memory transaction. Search takes any other object with the members of `Cost`.
+time; a copy into a home of several pieces takes a launch for each. Memory time is bytes over
+bandwidth, times what is wasted where a map's contiguous runs are shorter than a memory transaction.
+Search takes any other object with the members of `Cost`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -189,7 +190,9 @@ class StaticCost:
         homes = facts.resolution.tensors
         itemsize = self.plan.tensors[step.name].itemsize
         parts: list[Traffic] = []
+        launches = 1
         for copy in copies:
+            launches += max(len(_clipped(homes[step.name], copy.part)) - 1, 0)
             bytes_moved = float(itemsize * sum(_numel(box) for box in copy.moved))
             if copy.source is not None:
                 source = self._access(homes[step.sources[copy.source]])
@@ -198,7 +201,7 @@ class StaticCost:
             target = self._access(homes[step.name], copy.part)
             worse = target.moved / target.needed if target.needed else 1.0
             parts.append(Traffic(bytes_moved, bytes_moved * worse))
-        return self._priced(step.name, "copy", _sum(parts), 0)
+        return self._priced(step.name, "copy", _sum(parts), 0, launches)
 
     def _copy_back(self, name: str, final: str, facts: Facts) -> StepCost:
         target = self._access(self._checker.resolver.physical(name))
@@ -206,11 +209,16 @@ class StaticCost:
         return self._priced(name, "copy", total, 0)
 
     def _priced(
-        self, name: str, kind: Literal["region", "copy"], traffic: Traffic, flops: int
+        self,
+        name: str,
+        kind: Literal["region", "copy"],
+        traffic: Traffic,
+        flops: int,
+        launches: int = 1,
     ) -> StepCost:
         memory = traffic.moved / (self.model.bandwidth * 1e3)
         arithmetic = flops / (self.model.flops * 1e3)
-        latency = self.model.launch_us + max(memory, arithmetic)
+        latency = launches * self.model.launch_us + max(memory, arithmetic)
         return StepCost(name, kind, latency, traffic.needed)
 
     def _access(self, resolved: Resolved, part: tuple[Box, ...] | None = None) -> Traffic:
@@ -256,7 +264,7 @@ def _numel(box: Box) -> int:
     return size_hint(product(sub(high, low) for low, high in zip(*box, strict=True)))
 
 
-def _clipped(resolved: Resolved, part: tuple[Box, ...] | None) -> Iterable[Piece]:
+def _clipped(resolved: Resolved, part: tuple[Box, ...] | None) -> Sequence[Piece]:
     if part is None:
         return resolved.map.pieces
     return [

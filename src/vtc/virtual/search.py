@@ -5,6 +5,7 @@ Both ask `legal` of every strategy they consider and take any `Cost`.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,11 @@ from vtc.virtual.vtog import Vtog
 
 Progress = Callable[[int, float], None]
 """Called with the number of evaluations so far and the best cost."""
+
+NONE: Strategy = frozenset()
+
+MAX_PAIRS = 2000
+"""How many pairs of candidates a search tries at most."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +110,10 @@ def greedy(
     The anchor set starts with all tensors, as every tensor is physical at first; what is chosen
     each time is the node (or bundle of edges that only pay together: all of one movement operator,
     or a chain of views up to the producer) whose legal, non-conflicting edges save most, and the
-    gains that the choice may have changed are found again. When no gain is left, each bundle is
-    tried in exchange for the chosen edges that stand against it. The result costs at most what the
-    empty strategy does.
+    gains that the choice may have changed are found again. When no gain is left, two candidates are
+    tried at once (a concat read in parts pays only with the stores behind it), and each bundle in
+    exchange for the chosen edges that stand against it. The result costs at most what the empty
+    strategy does.
     """
     return _Greedy(plan, vtog, engine, cost, progress, budget_s).run()
 
@@ -150,8 +157,9 @@ class _Greedy:
             best = max(gains, key=lambda c: (gains[c], -len(c.edges)), default=None)
             if best is None or gains[best] <= self.least():
                 break
-            self.choose(best, self.compatible(best), frozenset())
+            self.choose(best, self.compatible(best), NONE)
             stale = {c for c in candidates if self.concerned(c, best)}
+        self.pairs(candidates)
         self.exchange([c for c in candidates if c.kind == "bundle" or len(c.edges) == 1])
         seconds = time.perf_counter() - self.started
         return SearchResult(
@@ -218,6 +226,25 @@ class _Greedy:
             tuple(sorted(dropped)),
         )
         self.trace.append(step)
+
+    def pairs(self, candidates: list[Candidate]) -> None:
+        """Choose two candidates that are near each other and pay only together; here storing into
+        a physical view is one as well, as it changes the order in which the other is walked."""
+        edges = self.vtog.edges
+        renamed = (n for n in sorted(self.free) if self.renames(n))
+        candidates = candidates + [
+            Candidate("node", edges[n].tensor, frozenset({n})) for n in renamed
+        ]
+        near = (p for p in itertools.combinations(candidates, 2) if self.concerned(*p))
+        for one, other in itertools.islice(near, MAX_PAIRS):
+            if self.late():
+                return
+            new = (one.edges | other.edges) - self.chosen
+            whole = len(self.agreeing((*sorted(self.chosen), *sorted(new))))
+            if not new or whole < len(self.chosen) + len(new):
+                continue
+            if self.now - self.price(self.chosen | new) > self.least():
+                self.choose(Candidate("bundle", f"{one.name} + {other.name}", new), new, NONE)
 
     def exchange(self, candidates: list[Candidate]) -> None:
         """Try each candidate instead of the chosen edges that conflict with it, and drop edges."""
@@ -290,12 +317,18 @@ class _Greedy:
                 yield Candidate("bundle", step.name, together)
 
     def bundles(self) -> Iterator[Candidate]:
-        """Edges of one operator together, each with the views that lead to its producers."""
+        """Edges of one operator, or all stores of one tensor, together, each with the views that
+        lead to its producers."""
         edges = self.vtog.edges
         for number in sorted(self.free):
             chain = self.chain(number)
             if len(chain) > 1 and not self.renames(number):
                 yield Candidate("bundle", edges[number].tensor, chain)
+        for tensor, numbers in self.vtog.out_edges.items():
+            parts = [n for n in numbers if n in self.free and edges[n].direction == "store"]
+            together = self.agreeing(n for number in parts for n in sorted(self.chain(number)))
+            if len(together) > 1:
+                yield Candidate("bundle", tensor, together)
         for operator, numbers in self.vtog.operator_edges.items():
             mine = [n for n in numbers if n in self.free]
             loads = [n for n in mine if edges[n].direction == "load" and not edges[n].inplace]
