@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from vtc.index.sizes import Size
 from vtc.program.dtypes import DType
-from vtc.program.tile import Instr, TileKernel, size_text
+from vtc.program.tile import Access, Attention, Contraction, Instr, TileKernel, size_text
 
 BufferKind = Literal["input", "output", "temporary"]
 
@@ -62,9 +62,7 @@ class Module:
     def __str__(self) -> str:
         names = tuple(b.name for b in self.buffers)
         lines = [f"module({', '.join(self.symbols)})"]
-        for buffer in self.buffers:
-            extent = size_text(buffer.extent)
-            lines.append(f"  {buffer.kind} {buffer.name}: {buffer.dtype}[{extent}]")
+        lines += [f"  {b.kind} {b.name}: {b.dtype}[{b.extent}]" for b in self.buffers]
         lines += _steps_text(self.steps, names, "  ")
         return "\n".join(lines)
 
@@ -119,8 +117,12 @@ def _instr_text(number: int, instr: Instr, names: tuple[str, ...]) -> str:
 
 
 def _constant_text(constant: object, names: tuple[str, ...]) -> str:
-    accesses = ("left", "right", "query", "key", "value", "mask")
-    found = [(n, getattr(constant, n)) for n in accesses if getattr(constant, n, None) is not None]
-    if not found:
+    if not isinstance(constant, Contraction | Attention):
         return str(constant)
-    return " ".join(f"{name}={access.text(names)}" for name, access in found)
+    parts = []
+    for name, value in ((f.name, getattr(constant, f.name)) for f in fields(constant)):
+        if isinstance(value, Access):
+            parts.append(f"{name}={value.text(names)}")
+        elif value is not None and value is not False and name != "dtype":
+            parts.append(f"{name}={value}")
+    return " ".join(parts)

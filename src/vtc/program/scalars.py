@@ -70,6 +70,11 @@ def _int_power(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.pow(a, b.clamp(min=0))
 
 
+def _sqrt(a: torch.Tensor) -> torch.Tensor:
+    """Of f32 rounded once, as IEEE has it: PyTorch's vector code is one unit off at times."""
+    return torch.sqrt(a.double()).to(a.dtype)
+
+
 # Arithmetic.
 _scalar("add", 2, NUMBERS, torch.add, "({0} + {1})", "a + b")
 _scalar("sub", 2, NUMBERS, torch.sub, "({0} - {1})", "a - b")
@@ -139,7 +144,7 @@ for _name, _function, _text, _cost in (
     ("exp", torch.exp, "tl.exp({0})", 10), ("exp2", torch.exp2, "tl.exp2({0})", 8),
     ("expm1", torch.expm1, "libdevice.expm1({0})", 14), ("log", torch.log, "tl.log({0})", 12),
     ("log2", torch.log2, "tl.log2({0})", 12), ("log10", torch.log10, "libdevice.log10({0})", 14),
-    ("log1p", torch.log1p, "libdevice.log1p({0})", 14), ("sqrt", torch.sqrt, "tl.sqrt_rn({0})", 6),
+    ("log1p", torch.log1p, "libdevice.log1p({0})", 14), ("sqrt", _sqrt, "tl.sqrt_rn({0})", 6),
     ("rsqrt", torch.rsqrt, "tl.rsqrt({0})", 7), ("sin", torch.sin, "tl.sin({0})", 15),
     ("cos", torch.cos, "tl.cos({0})", 15), ("tan", torch.tan, "libdevice.tan({0})", 25),
     ("asin", torch.asin, "libdevice.asin({0})", 25),

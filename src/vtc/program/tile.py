@@ -135,7 +135,7 @@ class Attention:
     moves in (..., s, d), `key` and `value` in (..., d, t), `mask` in (..., s, t). Grouped heads are
     two domain dimensions, key and value with stride 0 in the second. causal: key t is seen by
     query s if t <= s + shift; with a window, only if also t > s + shift - window. head_dim is the
-    size of d in q and k.
+    size of d in q and k; scale None is 1 / sqrt(head_dim), which may be symbolic.
     """
 
     query: Access
@@ -144,7 +144,7 @@ class Attention:
     mask: Access | None
     length: Size
     head_dim: Size
-    scale: float
+    scale: float | None
     softcap: float | None = None
     causal: bool = False
     shift: Size = 0
