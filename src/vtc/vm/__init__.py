@@ -1,0 +1,1 @@
+"""The virtual machine: its instruction set, its encoder, and interpreters of encoded programs."""

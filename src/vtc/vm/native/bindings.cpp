@@ -1,0 +1,88 @@
+// The module `vtc.vm._native`.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "encode.h"
+#include "run.h"
+#include "table.h"
+#include "validate.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using vtc::Program;
+using vtc::Word;
+
+using WordArray = nb::ndarray<nb::numpy, Word, nb::ndim<1>>;
+
+WordArray words_of(const Program& program) {
+  size_t n = program.words.size();
+  Word* copy = new Word[n];
+  std::copy(program.words.begin(), program.words.end(), copy);
+  nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<Word*>(p); });
+  return WordArray(copy, {n}, owner);
+}
+
+uint64_t run(const Program& program, const std::vector<uintptr_t>& pointers,
+             const std::vector<double>& params) {
+  vtc::ProgramView view{program.words.data()};
+  if (static_cast<int>(pointers.size()) != view.buffers())
+    throw nb::value_error("run() needs one pointer a buffer");
+  if (static_cast<int>(params.size()) != view.params())
+    throw nb::value_error("run() needs one value a runtime scalar");
+  for (int b = 0; b < view.buffers(); ++b)
+    if (!pointers[b] && !view.in_arena(b) && view.extent(b) > 0)
+      throw nb::value_error("run() got no pointer for a buffer of the caller's");
+  nb::gil_scoped_release release;
+  return vtc::run_program(view.w, pointers.data(), params.data());
+}
+
+std::unique_ptr<Program> from_words(nb::ndarray<const Word, nb::ndim<1>, nb::c_contig> words) {
+  auto program = std::make_unique<Program>();
+  program->words.assign(words.data(), words.data() + words.shape(0));
+  if (auto problem = vtc::validate(program->words)) throw nb::value_error(problem->c_str());
+  vtc::ProgramView view{program->words.data()};
+  for (int b = 0; b < view.buffers(); ++b) program->extents.push_back(view.extent(b));
+  return program;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  // Caches of encoded programs may live as long as the interpreter, whose end frees no objects.
+  nb::set_leak_warnings(false);
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const vtc::EncodeError& e) {
+      PyErr_SetString(PyExc_NotImplementedError, e.what());
+    }
+  });
+  nb::class_<Program>(m, "Program")
+      .def_static("from_words", &from_words, nb::arg("words"))
+      .def("words", &words_of)
+      .def_prop_ro("arena_bytes",
+                   [](const Program& p) { return vtc::ProgramView{p.words.data()}.arena_bytes(); })
+      .def_ro("extents", &Program::extents)
+      .def("run", &run, nb::arg("pointers"), nb::arg("params"));
+  nb::class_<vtc::Encoder>(m, "Encoder")
+      .def("__init__",
+           [](vtc::Encoder* self, const std::vector<int64_t>& image) {
+             new (self) vtc::Encoder(image);
+           })
+      .def(
+          "encode",
+          [](const vtc::Encoder& e, const std::vector<int64_t>& sizes) { return e.encode(sizes); },
+          nb::arg("sizes"));
+  m.def("instruction_set", [] { return std::string(vtc::table().name); });
+}

@@ -1,0 +1,327 @@
+// Instructions of a kernel, over virtual registers.
+//
+// A value is full (one a point) or reduced (one a point of the dimensions that are not reduced).
+// Where reduced dimensions are looped over, full values live inside a loop and are computed again
+// in every phase that needs them: phase 0 finds the first reductions, phase 1 what uses these, ...
+
+#include <algorithm>
+#include <bit>
+
+#include "encode.h"
+#include "table.h"
+
+namespace vtc {
+namespace {
+
+bool is_comparison(int op) {
+  return (op >= OP_EQ && op <= OP_GE) || op == OP_ISNAN || op == OP_ISINF;
+}
+
+constexpr int64_t kStreamBytes = 24 << 20;
+
+}  // namespace
+
+bool KernelWriter::moves_along(const Access& a, uint32_t dims) const {
+  for (int d = 0; d < s_->dims; ++d)
+    if (dims >> d & 1 && a.stride[d] != 0) return true;
+  for (const Access::Mask& m : a.masks)
+    if (m.dim < s_->dims && dims >> m.dim & 1) return true;
+  return false;
+}
+
+int KernelWriter::kind_of(const Access& a) const {
+  int kind = 0;
+  if (t_->row >= 0 && moves_along(a, 1u << t_->row)) kind |= kRowBit;
+  if (t_->column >= 0 && moves_along(a, 1u << t_->column)) kind |= kColumnBit;
+  for (const Access::Term& term : a.terms) kind |= kind_[term.value];
+  return kind;
+}
+
+void KernelWriter::analyse() {
+  size_t n = k_->body.size();
+  kind_.assign(n, 0);
+  phase_.assign(n, 0);
+  reduced_.assign(n, 0);
+  stored_buffer_.assign(module_.buffers.size(), 0);
+  buffer_uses_.assign(module_.buffers.size(), 0);
+  for (const Access& a : s_->accesses) ++buffer_uses_[a.buffer];
+  int full = (t_->row >= 0 ? kRowBit : 0) | (t_->column >= 0 ? kColumnBit : 0);
+  int folded = 0;
+  if (t_->row >= 0 && s_->is_reduced(t_->row)) folded |= kRowBit;
+  if (t_->column >= 0 && s_->is_reduced(t_->column)) folded |= kColumnBit;
+  phases_ = 0;
+  int64_t bytes = 0;
+  for (size_t v = 0; v < n; ++v) {
+    const IrInstr& i = k_->body[v];
+    bool alone = true;
+    auto use = [&](int a) {
+      alone &= reduced_[a] != 0;
+      kind_[v] |= kind_[a];
+      phase_[v] = std::max(phase_[v], phase_[a]);
+    };
+    for (int a : i.args) use(a);
+    if (i.op == OP_MATMUL || i.op == OP_ATTENTION) {
+      kind_[v] = full;
+      alone = s_->reduced == 0;
+    } else if (i.access >= 0) {
+      const Access& access = s_->accesses[i.access];
+      for (const Access::Term& t : access.terms) use(t.value);
+      alone &= !moves_along(access, s_->reduced);
+      kind_[v] |= kind_of(access);
+      if (i.op == OP_STORE) stored_buffer_[access.buffer] = 1;
+      if (kind_[v] == full) bytes += t_->points * kItemsize[module_.buffers[access.buffer].type];
+    } else if (i.op == OP_IOTA) {
+      int d = s_->origin[i.constant];
+      if (d >= 0 && d == t_->row) kind_[v] = kRowBit;
+      if (d >= 0 && d == t_->column) kind_[v] = kColumnBit;
+      alone = d < 0 || !s_->is_reduced(d);
+    } else if (i.op == OP_REDUCE) {
+      kind_[v] &= ~folded;
+      alone = true;
+      ++phase_[v];
+    } else if (i.op == OP_SCAN) {
+      alone = false;
+      for (int d = 0; d < s_->dims; ++d)
+        if (s_->is_reduced(d))
+          kind_[v] |= d == t_->row ? kRowBit : d == t_->column ? kColumnBit : 0;
+    }
+    reduced_[v] = alone;
+    phases_ = std::max(phases_, phase_[v]);
+  }
+  stream_ = bytes > kStreamBytes;
+  bound_store_.assign(n, -1);
+  for (size_t v = 0; v < n; ++v)
+    if (k_->body[v].op == OP_STORE && may_bind(static_cast<int>(v)))
+      bound_store_[k_->body[v].args[0]] = static_cast<int>(v);
+}
+
+// May the value that this store writes be computed in place?
+bool KernelWriter::may_bind(int v) const {
+  const IrInstr& i = k_->body[v];
+  const Access& a = s_->accesses[i.access];
+  int value = i.args[0];
+  const IrInstr& made = k_->body[value];
+  int type = module_.buffers[a.buffer].type;
+  if (stream_ || !a.terms.empty() || !a.masks.empty() || k_->uses[value] != 1) return false;
+  if (made.op < kFirstScalar || type != made.type || !is_compute(type)) return false;
+  if (buffer_uses_[a.buffer] != 1 || kind_[v] != kind_[value] || !(kind_[v] & kColumnBit))
+    return false;
+  return a.stride[t_->column] == 1 && reduced_[v] == reduced_[value];
+}
+
+// Values that are the same in every task and pass of a loop are computed once a thread.
+void KernelWriter::mark_hoisted() {
+  uint32_t moving = 0;
+  int64_t tasks = 1;
+  for (int d = 0; d < s_->dims; ++d) {
+    tasks *= t_->tasks(*s_, d);
+    if (t_->tasks(*s_, d) > 1 || t_->step[d]) moving |= 1u << d;
+  }
+  size_t n = k_->body.size();
+  hoisted_.assign(n, 0);
+  if (tasks == 1 && t_->loop_count == 0) return;
+  for (size_t v = 0; v < n; ++v) {
+    const IrInstr& i = k_->body[v];
+    if (i.op == OP_CONST || i.op == OP_PARAM) {
+      hoisted_[v] = 1;
+    } else if (i.op == OP_LOAD) {
+      const Access& a = s_->accesses[i.access];
+      bool fixed = !moves_along(a, moving) && !stored_buffer_[a.buffer] && a.terms.empty();
+      for (int arg : i.args) fixed &= hoisted_[arg] != 0;
+      hoisted_[v] = fixed;
+    } else if (i.op == OP_IOTA) {
+      int d = s_->origin[i.constant];
+      hoisted_[v] = d < 0 || !(moving >> d & 1);
+    } else if (i.op == OP_CAST || i.op >= kFirstScalar) {
+      hoisted_[v] = 1;
+      for (int arg : i.args) hoisted_[v] &= hoisted_[arg];
+    }
+  }
+}
+
+KernelWriter::Draft& KernelWriter::draft(int op, int type) {
+  Draft& d = code_->emplace_back();
+  d.op = op;
+  d.type = type;
+  return d;
+}
+
+int KernelWriter::fresh(int kind, int size, int pool) {
+  virtual_.push_back({kind, size, pool, 0, 0, -1});
+  return static_cast<int>(virtual_.size()) - 1;
+}
+
+// What an anchor's handler takes.
+void KernelWriter::check_anchor(const IrInstr& i) const {
+  if (i.op == OP_MATMUL) return;
+  int count = k_->attentions[i.constant].flags & 8 ? 4 : 3;
+  for (int a = i.access; a < i.access + 3; ++a)
+    if (kCompute[module_.buffers[s_->accesses[a].buffer].type] != i.type)
+      throw EncodeError("attention over operands of several types");
+  for (int a = i.access; a < i.access + count; ++a) {
+    const Access& access = s_->accesses[a];
+    if (!access.terms.empty() || !access.masks.empty())
+      throw EncodeError("attention over operands with terms or masks");
+  }
+}
+
+// The register of a value, broadcast to at least `kind`.
+int KernelWriter::operand(int v, int kind) {
+  int reg = reg_[v] < 0 ? emit_value(v) : reg_[v];
+  if ((virtual_[reg].kind | kind) == virtual_[reg].kind) return reg;
+  Draft& d = draft(OP_MOVE, k_->body[v].type);
+  d.a = reg;
+  return d.dst = fresh(virtual_[reg].kind | kind, virtual_[reg].size);
+}
+
+// Terms are integer values that were computed before: loads, casts, scalar operators.
+void KernelWriter::add_terms(Draft& d, const Access& a) {
+  for (const Access::Term& t : a.terms) {
+    if (reg_[t.value] < 0) throw EncodeError("a term is not computed where it is used");
+    d.terms.push_back(reg_[t.value]);
+  }
+}
+
+int KernelWriter::emit_load(int v, int other) {
+  const IrInstr& i = k_->body[v];
+  const Access& a = s_->accesses[i.access];
+  Draft& d = draft(OP_LOAD, i.type);
+  d.type2 = module_.buffers[a.buffer].type;
+  d.words = 1;
+  d.word[0] = (other >= 0) | (stored_buffer_[a.buffer] ? 2 : 0);
+  d.a = other;
+  d.access = &a;
+  add_terms(d, a);
+  return d.dst = fresh(kind_[v], kItemsize[i.type], 1);
+}
+
+int KernelWriter::emit_carry(int v) {
+  const IrInstr& i = k_->body[v];
+  int src = k_->body[i.args[0]].type;
+  Draft& d = draft(OP_INIT, src);
+  d.type2 = accumulator_type(static_cast<int>(i.constant), src);
+  d.words = 1;
+  d.word[0] = i.constant;
+  return d.dst = fresh(kind_[v] & ~folded_bits(), kItemsize[d.type2]);
+}
+
+int KernelWriter::emit_scan(int v, int from) {
+  const IrInstr& i = k_->body[v];
+  int carry = carry_[v] >= 0 ? carry_[v] : emit_carry(v);
+  Draft& d = draft(OP_SCAN, i.type);
+  d.type2 = accumulator_type(static_cast<int>(i.constant), i.type);
+  d.words = 2;
+  d.word[0] = i.constant;
+  d.word[1] = std::countr_zero(s_->reduced);
+  d.a = from;
+  d.b = carry;
+  return d.dst = fresh(kind_[v], kItemsize[i.type]);
+}
+
+int KernelWriter::emit_value(int v) {
+  const IrInstr& i = k_->body[v];
+  int args[3] = {-1, -1, -1};
+  for (size_t a = 0; a < i.args.size(); ++a)
+    args[a] = operand(i.args[a], i.op == OP_SCAN ? kind_[v] : 0);
+  if (i.op == OP_LOAD) return reg_[v] = emit_load(v, args[0]);
+  if (i.op == OP_SCAN) return reg_[v] = emit_scan(v, args[0]);
+  bool bound = bound_store_[v] >= 0;
+  int dst = fresh(kind_[v], kItemsize[i.type], bound ? 1 : 0);
+  switch (i.op) {
+    case OP_CONST: {
+      Draft& d = draft(OP_CONST, i.type);
+      d.words = 1;
+      int64_t value = i.symbolic ? values_[i.constant] : i.constant;
+      bool is_float = i.type == T_F64 || i.type == T_F32;
+      d.word[0] = value;
+      if (i.symbolic && is_float) d.word[0] = std::bit_cast<int64_t>(static_cast<double>(value));
+      d.dst = dst;
+      break;
+    }
+    case OP_IOTA: {
+      int dim = s_->origin[i.constant];
+      Draft& d = draft(dim < 0 ? OP_CONST : OP_IOTA, T_I64);
+      d.words = 1;
+      d.word[0] = dim < 0 ? 0 : dim;
+      d.dst = dst;
+      break;
+    }
+    case OP_PARAM: {
+      Draft& d = draft(OP_PARAM, i.type);
+      d.words = 1;
+      d.word[0] = i.constant;
+      d.dst = dst;
+      break;
+    }
+    case OP_CAST: {
+      Draft& d = draft(OP_CAST, k_->body[i.args[0]].type);
+      d.type2 = static_cast<int>(i.constant);
+      d.a = args[0];
+      d.dst = dst;
+      break;
+    }
+    case OP_REDUCE: {
+      int src = k_->body[i.args[0]].type;
+      int from = operand(i.args[0], folded_bits());
+      Draft& d = draft(OP_REDUCE, src);
+      d.words = 1;
+      d.word[0] = i.constant;
+      d.a = from;
+      d.dst = dst;
+      d.ir = &i;
+      break;
+    }
+    case OP_MATMUL:
+    case OP_ATTENTION: {
+      check_anchor(i);
+      int count = i.op == OP_MATMUL ? 2 : k_->attentions[i.constant].flags & 8 ? 4 : 3;
+      Draft& d = draft(i.op, i.type);
+      d.ir = &i;
+      d.dst = dst;
+      for (int a = 0; a < count; ++a) add_terms(d, s_->accesses[i.access + a]);
+      break;
+    }
+    default: {
+      if (bound) {
+        Draft& bind = draft(OP_BIND, i.type);
+        bind.access = &s_->accesses[k_->body[bound_store_[v]].access];
+        bind.dst = dst;
+      }
+      Draft& d = draft(i.op, i.op == OP_SELECT || is_comparison(i.op)
+                                 ? k_->body[i.args.back()].type
+                                 : i.type);
+      d.a = args[0];
+      d.b = args[1];
+      d.c = args[2];
+      d.dst = dst;
+    }
+  }
+  return reg_[v] = dst;
+}
+
+void KernelWriter::emit_store(int v) {
+  const IrInstr& i = k_->body[v];
+  const Access& a = s_->accesses[i.access];
+  int from = operand(i.args[0], kind_[v]);
+  Draft& d = draft(OP_STORE, k_->body[i.args[0]].type);
+  d.type2 = module_.buffers[a.buffer].type;
+  d.words = 1;
+  d.word[0] = (bound_store_[i.args[0]] == v ? 1 : 0) | (stream_ ? 2 : 0);
+  d.a = from;
+  d.access = &a;
+  add_terms(d, a);
+}
+
+// One pass over the tile: every value once, in order.
+void KernelWriter::emit_straight() {
+  for (size_t v = 0; v < k_->body.size(); ++v) {
+    const IrInstr& i = k_->body[v];
+    if (i.op == OP_STORE) {
+      emit_store(static_cast<int>(v));
+    } else if (k_->uses[v] && reg_[v] < 0) {
+      emit_value(static_cast<int>(v));
+    }
+  }
+}
+
+}  // namespace vtc

@@ -1,0 +1,220 @@
+// A whole program: arena, order, barriers.
+
+#include "encode.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "table.h"
+
+namespace vtc {
+namespace {
+
+constexpr int64_t kParallelCost = 20000;  // cycles from where waking threads pays
+
+int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Temporaries in the arena: first fit among those alive at the same time.
+class Arena {
+ public:
+  Arena(const IrModule& module, const std::vector<int64_t>& values)
+      : module_(module), values_(values) {
+    size_t n = module.buffers.size();
+    first_.assign(n, -1);
+    last_.assign(n, -1);
+    offset.assign(n, 0);
+    visit(module.steps);
+    std::vector<int> order;
+    for (size_t b = 0; b < n; ++b)
+      if (module.buffers[b].kind == 2) order.push_back(static_cast<int>(b));
+    std::sort(order.begin(), order.end(), [&](int a, int b) { return first_[a] < first_[b]; });
+    std::vector<int> placed;
+    for (int b : order) {
+      place(b, placed);
+      placed.insert(std::upper_bound(placed.begin(), placed.end(), b,
+                                     [&](int x, int y) { return offset[x] < offset[y]; }),
+                    b);
+    }
+  }
+
+  int64_t size(int b) const {
+    const IrBuffer& buffer = module_.buffers[b];
+    return aligned(std::max<int64_t>(values_[buffer.extent], 1) * kItemsize[buffer.type]);
+  }
+  bool overlap(int a, int b) const {
+    return offset[a] < offset[b] + size(b) && offset[b] < offset[a] + size(a);
+  }
+
+  std::vector<int64_t> offset;
+  int64_t bytes = 0;
+
+ private:
+  void touch(int b) {
+    if (first_[b] < 0) first_[b] = step_;
+    last_[b] = step_;
+  }
+
+  void visit(const std::vector<IrStep>& steps) {
+    for (const IrStep& step : steps) {
+      ++step_;
+      if (step.kernel >= 0) {
+        for (const IrAccess& a : module_.kernels[step.kernel].accesses) touch(a.buffer);
+        continue;
+      }
+      touch(step.predicate);
+      visit(step.then);
+      visit(step.otherwise);
+      // A slow thread still reads the predicate when others are in an arm.
+      touch(step.predicate);
+    }
+  }
+
+  void place(int b, const std::vector<int>& placed) {
+    int64_t at = 0, need = size(b);
+    for (int other : placed) {  // by offset
+      if (last_[other] < first_[b]) continue;
+      if (offset[other] - at >= need) break;
+      at = std::max(at, offset[other] + size(other));
+    }
+    offset[b] = at;
+    bytes = std::max(bytes, at + need);
+  }
+
+  const IrModule& module_;
+  const std::vector<int64_t>& values_;
+  std::vector<int> first_, last_;
+  int step_ = 0;
+};
+
+// What was read and written since the last barrier.
+class Pending {
+ public:
+  Pending(const IrModule& module, const Arena& arena) : module_(module), arena_(arena) {}
+
+  bool conflicts(int b, bool writes) const {
+    for (auto [other, wrote] : seen_) {
+      if (!writes && !wrote) continue;
+      if (other == b) return true;
+      bool both = module_.buffers[b].kind == 2 && module_.buffers[other].kind == 2;
+      if (both && arena_.overlap(b, other)) return true;
+    }
+    return false;
+  }
+  void add(int b, bool writes) { seen_.push_back({b, writes}); }
+  bool empty() const { return seen_.empty(); }
+  void clear() { seen_.clear(); }
+
+ private:
+  const IrModule& module_;
+  const Arena& arena_;
+  std::vector<std::pair<int, bool>> seen_;
+};
+
+class Writer {
+ public:
+  Writer(const IrModule& module, const std::vector<int64_t>& values, std::vector<Word>& out)
+      : module_(module), values_(values), out_(out), arena_(module, values),
+        pending_(module, arena_), kernels_(module, values, out) {
+    kernels_.arena_bytes = arena_.bytes;
+  }
+
+  void write() {
+    out_.assign({kMagic, 0, 0, 0, 0});
+    for (size_t b = 0; b < module_.buffers.size(); ++b) {
+      const IrBuffer& buffer = module_.buffers[b];
+      out_.push_back(static_cast<Word>(buffer.type) | static_cast<Word>(buffer.kind == 2) << 8);
+      out_.push_back(static_cast<Word>(std::max<int64_t>(values_[buffer.extent], 0)));
+      out_.push_back(static_cast<Word>(arena_.offset[b]));
+    }
+    steps(module_.steps);
+    out_.push_back(OP_END | Word{1} << kLengthShift);
+    out_[1] = out_.size();
+    out_[2] = static_cast<Word>(kernels_.arena_bytes);
+    out_[3] = static_cast<Word>(kernels_.register_bytes);
+    out_[4] = static_cast<Word>(module_.buffers.size()) | static_cast<Word>(module_.params) << 16 |
+              static_cast<Word>(module_.kernels.size()) << 32 |
+              static_cast<Word>(cost_ > kParallelCost) << 48;
+  }
+
+ private:
+  void barrier() {
+    if (pending_.empty()) return;
+    out_.push_back(OP_BARRIER | Word{1} << kLengthShift);
+    pending_.clear();
+  }
+
+  void steps(const std::vector<IrStep>& list) {
+    for (const IrStep& step : list) {
+      if (step.kernel >= 0) {
+        kernel(module_.kernels[step.kernel]);
+        continue;
+      }
+      barrier();
+      size_t branch = out_.size();
+      out_.insert(out_.end(), {OP_BRANCH | Word{3} << kLengthShift,
+                               static_cast<Word>(step.predicate), 0});
+      arms(step, branch);
+    }
+  }
+
+  // BRANCH jumps over the first arm, whose end jumps over the second.
+  void arms(const IrStep& step, size_t branch) {
+    // A slow thread still reads the predicate when others are in an arm.
+    pending_.add(step.predicate, false);
+    steps(step.then);
+    barrier();
+    size_t jump = out_.size();
+    out_.insert(out_.end(), {OP_JUMP | Word{2} << kLengthShift, 0});
+    out_[branch + 2] = out_.size();
+    pending_.add(step.predicate, false);
+    steps(step.otherwise);
+    barrier();
+    out_[jump + 1] = out_.size();
+  }
+
+  void kernel(const IrKernel& k) {
+    make_shape(k, values_, shape_);
+    if (shape_.empty()) return;
+    Tiling tiling;
+    choose_tiles(k, values_, shape_, tiling);
+    auto each = [&](auto visit) {
+      for (const IrInstr& i : k.body)
+        if (i.access >= 0 && i.op == OP_STORE) visit(k.accesses[i.access].buffer, true);
+      for (const IrAccess& a : k.accesses) visit(a.buffer, false);
+    };
+    bool wait = false;
+    each([&](int b, bool writes) { wait |= pending_.conflicts(b, writes); });
+    if (wait) barrier();
+    each([&](int b, bool writes) { pending_.add(b, writes); });
+    kernels_.write(k, shape_, tiling);
+    cost_ += tiling.points * k.cost / 16;
+    if (k.anchor >= 0 && k.body[k.anchor].op == OP_MATMUL)
+      cost_ += tiling.points * values_[k.body[k.anchor].constant] / 16;
+  }
+
+  const IrModule& module_;
+  const std::vector<int64_t>& values_;
+  std::vector<Word>& out_;
+  Arena arena_;
+  Pending pending_;
+  KernelWriter kernels_;
+  Shape shape_;
+  int64_t cost_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Program> Encoder::encode(std::span<const int64_t> sizes) const {
+  if (static_cast<int>(sizes.size()) != module_.symbols)
+    throw std::invalid_argument("encode() needs one size a symbol of the module");
+  thread_local std::vector<int64_t> values;
+  module_.evaluate(sizes, values);
+  auto program = std::make_unique<Program>();
+  program->words.reserve(256);
+  Writer(module_, values, program->words).write();
+  for (const IrBuffer& b : module_.buffers)
+    program->extents.push_back(std::max<int64_t>(values[b.extent], 0));
+  return program;
+}
+
+}  // namespace vtc

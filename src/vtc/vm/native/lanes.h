@@ -1,0 +1,15 @@
+// The parts of an instruction set's table, each filled by a source file of its own.
+#pragma once
+
+#include "simd.h"
+#include "table.h"
+
+namespace vtc::VTC_ISA {
+
+void fill_pointwise(Table& t);
+void fill_pairs(Table& t);
+void fill_convert(Table& t);
+void fill_fold(Table& t);
+void fill_gemm(Table& t);
+
+}  // namespace vtc::VTC_ISA

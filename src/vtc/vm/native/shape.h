@@ -1,0 +1,63 @@
+// A kernel at concrete sizes, with as few dimensions as its accesses allow, and its tiles.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "module.h"
+
+namespace vtc {
+
+constexpr int kIrDims = 24;
+
+struct Access {
+  int buffer;
+  int64_t offset;
+  int64_t stride[kIrDims + 1];  // last of an anchor's: at index `dims` of its kernel
+  struct Term {
+    int value;
+    int64_t stride, size;
+    bool checked;
+  };
+  struct Mask {
+    int dim;
+    int64_t low, high;
+  };
+  std::vector<Term> terms;
+  std::vector<Mask> masks;
+};
+
+struct Shape {
+  int dims = 0;
+  int64_t size[kIrDims];
+  uint32_t reduced = 0;
+  int64_t place[kIrDims];     // row-major place of a reduced dimension's coordinate
+  int origin[kIrDims];        // dimension of the IR -> dimension here, or -1 where its size is 1
+  std::vector<Access> accesses;
+
+  bool is_reduced(int d) const { return reduced >> d & 1; }
+  bool empty() const;         // no point outside the reduced dimensions
+};
+
+struct Tiling {
+  int row = -1, column = -1;
+  int64_t rows = 1, columns = 1;
+  int64_t span[kIrDims] = {};
+  int64_t step[kIrDims] = {};      // of the loop over a dimension; 0 where there is none
+  int loops[kIrDims];         // dimensions looped over, outermost first
+  int loop_count = 0;
+  int split = -1;             // reduced dimension that tasks divide among themselves
+  int64_t points = 1;
+
+  int64_t tasks(const Shape& s, int d) const {
+    int64_t n = (s.size[d] + span[d] - 1) / span[d];
+    return n > 1 ? n : 1;
+  }
+};
+
+void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& out);
+// May reorder the dimensions of `shape`.
+void choose_tiles(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& shape,
+                  Tiling& out);
+
+}  // namespace vtc

@@ -1,0 +1,103 @@
+// What the interpreter asks of an instruction set: one table of inner loops.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+
+namespace vtc {
+
+// An address of a tile: element (i, j) lies at base + (i * row + j * column) * itemsize.
+struct Strided {
+  char* base;
+  int64_t row;
+  int64_t column;
+};
+
+// d[i] = f(a[i], b[i], c[i]) for i < n; bit k of `splat` says that operand k is one element.
+using Map = void (*)(void* d, const void* a, const void* b, const void* c, int64_t n,
+                     unsigned splat);
+
+// d[i] = g(f(a[i], b[i]), c[i]), all f32; bits of `splat` as above, never for a.
+using Pair = void (*)(float* d, const float* a, const float* b, const float* c, int64_t n,
+                      unsigned splat);
+
+// n elements from s to d, which advance by the given steps (elements).
+using Copy = void (*)(void* d, int64_t dstep, const void* s, int64_t sstep, int64_t n);
+
+// Fold a dense [r, c] tile: into one accumulator a row, a column, the whole, or each element.
+using FoldTile = void (*)(void* acc, const void* a, int64_t r, int64_t c);
+
+// The same with places: that of element (i, j) is first + i * row + j * column.
+struct Places {
+  int64_t first, row, column;
+};
+using ArgTile = void (*)(void* acc, int64_t* place, const void* a, int64_t r, int64_t c, Places at);
+
+// d[i, j] = running fold along axis 0 (down) or 1 (across), going on from carry, which is updated.
+using Scan = void (*)(void* d, void* carry, const void* a, int64_t r, int64_t c, int axis);
+
+enum FoldShape { kAcross, kDown, kWhole, kEach };
+
+// C[m, n] (dense f32, leading dimension ldc) = or += A[m, k] * panels of B.
+struct Gemm {
+  int panel;  // columns of a packed panel
+  // Packs columns [0, n) of B (k rows) to panels of [k][panel], padded with 0.
+  void (*pack)(float* packed, const Strided& b, int type, int64_t k, int64_t n);
+  void (*multiply)(float* c, int64_t ldc, const float* a, int64_t lda, const float* packed,
+                   int64_t m, int64_t n, int64_t k, bool add);
+  // Rows of A (dense f32) times B where each column of B is contiguous in k.
+  void (*dots)(float* c, int64_t ldc, const float* a, int64_t lda, const Strided& b, int type,
+               int64_t m, int64_t n, int64_t k);
+  // The same where each row of B is contiguous in n.
+  void (*axpy)(float* c, int64_t ldc, const float* a, int64_t lda, const Strided& b, int type,
+               int64_t m, int64_t n, int64_t k);
+};
+
+struct Table {
+  const char* name;
+  Map map[kOps][kTypes];
+  Pair pair[5][5][2];         // f, g by pair_index(); 1: g(c[i], f(a[i], b[i]))
+  Map cast[kTypes][kTypes];   // [compute type][memory type]
+  Copy read[kTypes];          // memory type to its compute type
+  Copy write[kTypes];         // and back
+  void (*stream)(void* d, const void* s, int64_t bytes);  // around the caches
+  // d[i * dstep + j] = s[j * sstep + i] for i < m, j < n; elements of 4 bytes.
+  void (*turn)(void* d, int64_t dstep, const void* s, int64_t sstep, int64_t m, int64_t n);
+  FoldTile fold[kFolds][kTypes][4];
+  FoldTile merge[kFolds][kTypes];  // accumulators into accumulators, c of them
+  ArgTile arg[2][kTypes][4];       // argmax, argmin
+  Scan scan[kFolds][kTypes];
+  Gemm gemm;
+};
+
+// The best table that this processor runs; VTC_ISA in the environment may ask for a lesser one.
+const Table& table();
+const Table* table_named(const char* name);
+
+constexpr int kItemsize[kTypes] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1};
+constexpr uint8_t kCompute[kTypes] = {T_F64, T_F32, T_F32, T_F32, T_I64,
+                                      T_I32, T_I32, T_I32, T_I32, T_BOOL};
+constexpr bool is_compute(int type) { return kCompute[type] == type; }
+
+// The type in which a fold of values of a compute type is accumulated.
+constexpr int accumulator_type(int fold, int type) {
+  return type == T_F32 && (fold == FOLD_SUM || fold == FOLD_PROD) ? int{T_F64} : type;
+}
+
+// The operators that run in pairs, by their place in Table::pair; -1 for others.
+constexpr int pair_index(int op) {
+  switch (op) {
+    case OP_ADD: return 0;
+    case OP_SUB: return 1;
+    case OP_MUL: return 2;
+    case OP_MINIMUM: return 3;
+    case OP_MAXIMUM: return 4;
+    default: return -1;
+  }
+}
+
+// Does a fold find a place, beside a value?
+constexpr bool has_places(int64_t fold) { return fold == FOLD_ARGMAX || fold == FOLD_ARGMIN; }
+
+}  // namespace vtc
