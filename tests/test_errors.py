@@ -65,9 +65,24 @@ EXAMPLES: list[tuple[VtcError | VtcWarning, type[BaseException], tuple[str, ...]
         ("my::op", "it is registered already"),
     ),
     (
+        errors.OnnxFileError("m.onnx", "nothing makes 'y'"),
+        ValueError,
+        ("m.onnx", "nothing makes 'y'", "onnx.checker"),
+    ),
+    (
+        errors.UnsupportedOnnxError("Foo", "/layer/Foo", "", 21, "vtc has no rule for it"),
+        NotImplementedError,
+        ("'Foo'", "'/layer/Foo'", "'ai.onnx'", "21", "no rule", "ONNX Runtime"),
+    ),
+    (
         errors.FallbackWarning("aten.foo", "it has no lowering", where="m.py:3"),
         UserWarning,
         ("aten.foo (m.py:3)", "eager PyTorch", "it has no lowering"),
+    ),
+    (
+        errors.DisagreementWarning("result 0 of [2, 3] differs from stock TorchInductor's"),
+        UserWarning,
+        ("result 0", "stock TorchInductor runs instead", "report"),
     ),
     (
         errors.CacheCorruptWarning("/c/p.json", "bad JSON"),

@@ -18,11 +18,13 @@ __all__ = [
     "CacheWarning",
     "CaptureError",
     "DeviceUnavailableError",
+    "DisagreementWarning",
     "EngineUnavailableError",
     "FallbackWarning",
     "InvalidOptionError",
     "MissingExtraError",
     "MovementRegistrationError",
+    "OnnxFileError",
     "PlanCheckError",
     "ProfileMemoryError",
     "SignatureError",
@@ -30,6 +32,7 @@ __all__ = [
     "UnknownModelError",
     "UnknownOptionError",
     "UnknownTensorError",
+    "UnsupportedOnnxError",
     "UnsupportedTorchError",
     "VtcError",
     "VtcWarning",
@@ -241,6 +244,34 @@ class MovementRegistrationError(VtcError, ValueError):
         super().__init__(f"cannot register {operator} as a movement operator: {reason}")
 
 
+# ONNX files.
+
+
+class OnnxFileError(VtcError, ValueError):
+    """An ONNX file that is damaged, contradicts itself or reaches out of its folder."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        self.path, self.reason = os.fspath(path), reason
+        super().__init__(
+            f"{self.path} cannot be imported: {reason}; export the model again, or see what "
+            f"onnx.checker.check_model says of it"
+        )
+
+
+class UnsupportedOnnxError(VtcError, NotImplementedError):
+    """An operator, or a use of one, that the ONNX front end does not import."""
+
+    def __init__(self, operator: str, node: str, domain: str, opset: int, reason: str) -> None:
+        """`node` is the node's name, or its first output where it has none."""
+        self.operator, self.node, self.domain = operator, node, domain
+        self.opset, self.reason = opset, reason
+        super().__init__(
+            f"ONNX operator {operator!r} (node {node!r}, domain {domain or 'ai.onnx'!r}, opset "
+            f"{opset}) is not supported: {reason}; export the model without it, or run this file "
+            f"with ONNX Runtime"
+        )
+
+
 # Warnings: the process goes on.
 
 
@@ -258,6 +289,18 @@ class FallbackWarning(VtcWarning):
         self.what, self.reason, self.instead, self.where = what, reason, instead, where
         at = f" ({where})" if where else ""
         super().__init__(f"{what}{at} runs as {instead}: {reason}")
+
+
+class DisagreementWarning(VtcWarning):
+    """A plan with kernels of vtc's own gave another answer than stock TorchInductor; it is not
+    used."""
+
+    def __init__(self, difference: str) -> None:
+        self.difference = difference
+        super().__init__(
+            f"{difference}: stock TorchInductor runs instead; this is a bug in vtc, please "
+            "report it"
+        )
 
 
 class CacheWarning(VtcWarning):

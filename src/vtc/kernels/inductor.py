@@ -17,6 +17,10 @@ from vtc.kernels.operators import Kind, kind
 from vtc.virtual.plan import Default, PlanMovement
 from vtc.virtual.strategy import Resolved
 
+MOST_PIECES = 8
+"""A kernel of ours walks the pieces of an operand one after another: a shuffled concat, whose
+pieces are single channels, is better copied first."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -35,15 +39,18 @@ class Slot:
 
 
 class InductorEngine:
-    """TorchInductor for generated regions, library kernels for anchors (an `Engine` of planning).
+    """TorchInductor for generated regions, library kernels for anchors (an `Engine` of planning),
+    and our own kernels for the regions named in `own`.
 
-    Generated loops read through any static map and store into strided views. An anchor reads and
-    stores as `libraries` says. By itself Inductor folds a movement operator into the loops that
-    read it, and copies before everything else.
+    Generated loops read through any static map and store into strided views, and so does the anchor
+    of a region of ours. Another anchor reads and stores as `libraries` says. By itself Inductor
+    folds a movement operator into the loops that read it, and copies before everything else.
     """
 
-    def __init__(self, program: Program, grouping: Grouping) -> None:
-        self.program, self.grouping = program, grouping
+    def __init__(
+        self, program: Program, grouping: Grouping, own: frozenset[str] = frozenset()
+    ) -> None:
+        self.program, self.grouping, self.own = program, grouping, own
         self.nodes = {n.name: n for n in program.graph_module.graph.nodes}
         self.regions = {r.name: r for r in grouping.regions}
         self.finals = {value: program.inputs[i] for i, value in program.updates}
@@ -113,6 +120,8 @@ class InductorEngine:
     def loads(self, region: str, tensor: str, map: Resolved) -> bool:
         """Every operator of the region that reads the tensor takes it as it is."""
         node = self.nodes[tensor]
+        if region in self.own and (map.map.lookups() or len(map.map.pieces) > MOST_PIECES):
+            return False
         return all(
             self._reads(user, node) for user in node.users if user in self.regions[region].nodes
         )
@@ -122,6 +131,8 @@ class InductorEngine:
             return True
         if kind(user) is Kind.OPAQUE:
             return False
+        if self.grouping.region_of[user].name in self.own:
+            return user.args[0] is node and node not in user.args[1:]
         return all(
             self.readable(user, position, node) is not None
             for position, operand in enumerate(user.args)
@@ -177,9 +188,9 @@ class InductorEngine:
         node = self.nodes[tensor]
         if self.program.symbolic or node in self.returned:
             return False
-        generated = kind(node) in (Kind.POINTWISE, Kind.REDUCTION)
+        generated = kind(node) in (Kind.POINTWISE, Kind.REDUCTION) or region in self.own
         if map.map.lookups():
-            return generated and len(map.map.pieces) == 1
+            return generated and len(map.map.pieces) == 1 and region not in self.own
         slots = self.slots(map)
         if slots is None:
             return False

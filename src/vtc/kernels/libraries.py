@@ -123,7 +123,7 @@ def grouped_call(
     the kernel cannot take these operands together.
 
     before: scaled_dot_product_attention(q, expand(k), expand(v), mask)
-    after:  scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    after:  scaled_dot_product_attention(q, k, v, mask, enable_gqa=True), vtc::attention alike
 
     before: matmul(x: [b, h*g, m, k], expand(y): [b, h*g, k, n])
     after:  view(matmul(view(x, [b, h, g*m, k]), y: [b, h, k, n]), [b, h*g, m, n])

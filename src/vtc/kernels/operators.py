@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from vtc.graph.program import value_of
+from vtc.kernels import attention
 
 aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ CONVOLUTIONS = frozenset({
     aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding,
     aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input,
 })  # fmt: skip
-ATTENTIONS = frozenset({aten.scaled_dot_product_attention.default})
+ATTENTIONS = frozenset({aten.scaled_dot_product_attention.default, attention.OVERLOAD})
 ANCHORS = MATMULS | CONVOLUTIONS | ATTENTIONS
 
 # Inductor turns these into generated loops; the names are those that capture keeps.
@@ -85,7 +86,7 @@ def is_random(node: fx.Node) -> bool:
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    if target in ATTENTIONS:
+    if target is aten.scaled_dot_product_attention.default:
         return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
     if target is aten.dropout.default:
         return bool(node.args[2])

@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from vtc import errors
 from vtc.graph.program import Program
 from vtc.kernels.operators import is_random
+from vtc.lowering.attention import attended
 from vtc.lowering.cache import ProfileCache
 from vtc.lowering.calls import transposed
 from vtc.lowering.homes import Unschedulable
-from vtc.lowering.plan import NOTHING, Plan
+from vtc.lowering.own import own_plan
+from vtc.lowering.plan import NOTHING, Plan, device_of
 from vtc.lowering.profile import Pricing, ProfiledCost
 from vtc.lowering.record import Choice
 from vtc.lowering.schedule import Schedule
@@ -26,13 +28,22 @@ logger = logging.getLogger(__name__)
 
 
 def prepare(program: Program, settings: Settings) -> Plan:
-    """Group the program, build its opportunity graph, and measure how kernels are best called."""
-    plan = Plan.of(program)
-    options = settings.options
+    """Group the program, build its opportunity graph, and measure how kernels are best called.
+
+    The plan's program is `program` with some attentions made ours, and in the layout that our
+    kernels want where they compute some of its regions.
+    """
+    options, device = settings.options, device_of(program)
+    measures = settings.measures and not program.symbolic and not options.materializes("all")
+    cache = ProfileCache(options.cache_dir, device)
+    attentions: tuple[str, ...] = ()
+    if measures:
+        program, attentions = attended(program, cache, settings.progress)
+    plan = own_plan(program) if measures and device.type == "cuda" else Plan.of(program)
+    plan = dataclasses.replace(plan, attentions=attentions)
     _warn_of_unknown(options.materialize - {"all"}, plan)
-    if not settings.measures or options.freeze or program.symbolic or options.materializes("all"):
+    if not measures or options.freeze:
         return plan
-    cache = ProfileCache(options.cache_dir, plan.device)
     return dataclasses.replace(plan, transposed=transposed(plan, cache, settings.progress))
 
 

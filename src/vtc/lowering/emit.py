@@ -89,7 +89,7 @@ class StepGraph:
 
     def finish(self, results: Iterable[fx.Node]) -> tuple[fx.GraphModule, tuple[int, ...]]:
         """The step's module and the numbers of the operands that it stores into."""
-        values = [self.value(n) for n in results]
+        values = [self._result(n) for n in results]
         targets = []
         for operand, value in self.pending:
             self.graph.call_function(aten.copy_.default, (self.operands[operand], value))
@@ -110,15 +110,28 @@ class StepGraph:
 
     def _part(self, value: fx.Node, shape: Iterable[int], slot: Slot) -> fx.Node:
         for dim, size in enumerate(shape):
-            if (slot.lower[dim], slot.upper[dim]) != (0, size):
-                value = self.graph.call_function(
-                    aten.slice.Tensor, (value, dim, slot.lower[dim], slot.upper[dim])
-                )
-        if tuple(slot.shape) != tuple(
-            up - low for low, up in zip(slot.lower, slot.upper, strict=True)
-        ):
-            value = self.graph.call_function(aten.reshape.default, (value, list(slot.shape)))
+            low, high = slot.lower[dim], slot.upper[dim]
+            if (low, high) != (0, size):
+                value = self._moved(aten.slice.Tensor, value, dim, low, high)
+        extent = tuple(high - low for low, high in zip(slot.lower, slot.upper, strict=True))
+        if tuple(slot.shape) != extent:
+            value = self._moved(aten.reshape.default, value, list(slot.shape))
         return value
+
+    def _moved(self, operator: Any, value: fx.Node, *args: Any) -> fx.Node:
+        made = self.graph.call_function(operator, (value, *args))
+        fake = value_of(value)
+        if fake is not None:
+            with fake.fake_mode:
+                made.meta["val"] = operator(fake, *args)
+        return made
+
+    def _result(self, node: fx.Node) -> fx.Node:
+        """The value that other steps read, which expect it in its own strides."""
+        made = self.value(node)
+        if self._dropped(node) and value_of(made).stride() != value_of(node).stride():
+            return self._copy(node)
+        return made
 
     def _dropped(self, node: fx.Node) -> bool:
         """A clone that a chosen edge takes away: readers see its source."""

@@ -124,10 +124,15 @@ class Homes:
         """Raises Unschedulable unless every store is a view, and every stored tensor that a step
         reads is one view."""
         assert self.bases is not None
-        for region in self.grouping.regions:
-            for node in region.reads:
-                if is_tensor(node) and self.is_stored(node):
-                    self.one_view(node)
+        pending = [node for region in self.grouping.regions for node in region.reads]
+        seen = set(pending)
+        for node in pending:
+            if is_tensor(node) and self.is_stored(node):
+                self.one_view(node)
+            elif node in self.program.movements:
+                behind = [n for n in self.program.movements[node].sources if n not in seen]
+                seen.update(behind)
+                pending += behind
 
     def one_view(self, node: fx.Node) -> Slot | None:
         """The view that holds a stored tensor; None where it is a base of its own."""
@@ -215,5 +220,8 @@ class Homes:
         return False
 
     def library(self, region: Region) -> bool:
-        """A region whose kernel stores straight into a view of a base."""
+        """A region that is a step of its own: one of our kernels, or a library's that stores
+        straight into a view of a base."""
+        if region.name in self.engine.own:
+            return True
         return is_library(region) and self.is_stored(region.nodes[0])

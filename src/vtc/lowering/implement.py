@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -21,11 +21,26 @@ from vtc.lowering.schedule import Operand, Step
 Implementation = Callable[..., Any]
 
 
-def implement(step: Step, program: Program, *, freeze: bool) -> tuple[Implementation, Step]:
+class Tuner(Protocol):
+    """Finds the fastest of our own kernels for a step."""
+
+    def fastest(self, step: Step) -> Implementation | None:
+        """A callable over the step's operands that returns its results, or None."""
+        ...
+
+
+def implement(
+    step: Step, program: Program, *, freeze: bool, tuner: Tuner | None = None
+) -> tuple[Implementation, Step]:
     """The callable of a step, and the step as it is called (frozen weights are no operands).
 
-    A step that Inductor cannot compile runs as eager PyTorch, warned of by its first operator.
+    A step for our own kernels is compiled by Inductor where none of them can run it. A step that
+    Inductor cannot compile runs as eager PyTorch, warned of by its first operator.
     """
+    if step.implementation == "kernel" and tuner is not None:
+        kernel = tuner.fastest(step)
+        if kernel is not None:
+            return kernel, step
     step = frozen(step, program) if freeze else step
     if step.implementation == "library":
         return library_call(step), step

@@ -27,7 +27,8 @@ NOTHING: Strategy = frozenset()
 class Plan:
     """Regions, opportunity graph and the judge of legality of one program.
 
-    `transposed` names the linear operators that are called as (weight @ rows.T).T.
+    `transposed` names the linear operators that are called as (weight @ rows.T).T. `attentions`
+    says in a sentence each which attentions of the program were made ours.
     """
 
     program: Program
@@ -37,25 +38,26 @@ class Plan:
     engine: InductorEngine
     checker: Checker
     transposed: frozenset[str] = frozenset()
+    attentions: tuple[str, ...] = ()
 
     @staticmethod
-    def of(program: Program) -> Plan:
+    def of(program: Program, own: frozenset[str] = frozenset()) -> Plan:
+        """The plan of a program whose regions named in `own` are computed by our own kernels."""
         grouping = group(program, can_join)
         graph = plan_graph(program, grouping)
         opportunities = vtog.build(graph)
-        engine = InductorEngine(program, grouping)
+        engine = InductorEngine(program, grouping, own)
         legality = checker(graph, opportunities, engine)
         return Plan(program, grouping, graph, opportunities, engine, legality)
 
     @property
+    def own(self) -> frozenset[str]:
+        """The names of the regions that our own kernels compute."""
+        return self.engine.own
+
+    @property
     def device(self) -> torch.device:
-        """The device of the first tensor that is not on the CPU, else the CPU."""
-        devices = [
-            value.device
-            for n in self.program.graph_module.graph.nodes
-            if isinstance(value := value_of(n), torch.Tensor)
-        ]
-        return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+        return device_of(self.program)
 
     @property
     def weights(self) -> tuple[int, ...]:
@@ -81,3 +83,13 @@ class Plan:
     def schedule(self, strategy: Strategy) -> Schedule:
         """Raises Unschedulable for a legal strategy that no step can carry out."""
         return schedule(self.homes(strategy), self.checker.version_orders(strategy))
+
+
+def device_of(program: Program) -> torch.device:
+    """The device of the first tensor that is not on the CPU, else the CPU."""
+    devices = [
+        value.device
+        for n in program.graph_module.graph.nodes
+        if isinstance(value := value_of(n), torch.Tensor)
+    ]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))

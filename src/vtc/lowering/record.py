@@ -196,6 +196,8 @@ def place(node: fx.Node) -> str | None:
         return None
     lines = [line.strip() for line in stack.strip().splitlines()]
     files = [k for k, line in enumerate(lines) if line.startswith("File ")]
+    # A rule of ours that writes an ONNX node is no place in the user's model: its caller is.
+    files = [k for k in files if "/vtc/graph/onnx/" not in lines[k]] or files
     if not files:
         return lines[-1]
     code = lines[files[-1] + 1 : files[-1] + 2]

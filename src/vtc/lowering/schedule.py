@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-Implementation = Literal["inductor", "library", "eager"]
+Implementation = Literal["inductor", "library", "kernel", "eager"]
 
 
 @dataclass(frozen=True)

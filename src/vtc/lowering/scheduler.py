@@ -3,7 +3,8 @@
 Regions go into stages. A region that finds an operand in a base runs a stage after those that
 store it there, so that within a stage nothing reads what the stage stores: the generated part of a
 stage is compiled as one subgraph, with the views that it stores into as inputs that do not alias.
-Library kernels that store into a view are steps of their own, ahead of their stage's subgraph.
+Our own kernels, and library kernels that store into a view, are steps of their own, ahead of their
+stage's subgraph.
 Where nothing is stored into a base there is one stage, and the one step is the whole graph.
 """
 
@@ -146,8 +147,9 @@ class _Scheduler:
         steps: list[Step] = []
         for stage in range(last, -1, -1):
             generated = self._generated(stage, stage == last)
-            library = [self._library(r) for r in self._regions(stage, True)]
-            steps = [*library, *([generated] if generated else []), *steps]
+            # From the last one back: a step says which results of earlier ones it needs.
+            library = [self._library(r) for r in reversed(self._regions(stage, True))]
+            steps = [*reversed(library), *([generated] if generated else []), *steps]
         return Schedule(tuple(map(_buffer, self.homes.bases)), tuple(steps), tuple(outputs))
 
     def _regions(self, stage: int, library: bool) -> list[Region]:
@@ -172,7 +174,7 @@ class _Scheduler:
         for number, node in self.updates.items():
             if self._update_stage(number, node) == stage and not self._kept(number, node):
                 graph.update(number, node)
-        results = list(self.results.get(stage, {}))
+        results = [n for n in self.results.get(stage, {}) if not self._makes(n)]
         if not (regions or stores or results or graph.pending):
             return None
         module, targets = graph.finish(results)
@@ -192,7 +194,29 @@ class _Scheduler:
             store.virtual and node is not None and self.homes.library(self.grouping.region_of[node])
         )
 
+    def _makes(self, node: fx.Node) -> bool:
+        """Is `node` a result of one of our own kernels?"""
+        region = self.grouping.region_of.get(node)
+        return region is not None and region.name in self.homes.engine.own
+
+    def _kernel(self, region: Region) -> Step:
+        """A step that one of our own kernels carries out."""
+        stage = self.stage[region]
+        graph = StepGraph(self.homes, lambda n: self._outside(n, stage, library=True))
+        graph.region(region)
+        for store in self.homes.stores:
+            if store.virtual and store.node in region.nodes:
+                graph.store(store, self._place)
+        made = self.results.get(stage, {})
+        results = [n for n in made if self.grouping.region_of.get(n) is region]
+        module, targets = graph.finish(results)
+        names = tuple(n.name for n in results)
+        operands = tuple(graph.operands)
+        return Step(region.name, "kernel", module, operands, targets, names, (region.name,))
+
     def _library(self, region: Region) -> Step:
+        if region.name in self.homes.engine.own:
+            return self._kernel(region)
         (node,) = region.nodes
         stage = self.stage[region]
         (slot,) = self.homes.slots(node)
@@ -243,7 +267,8 @@ class _Scheduler:
         operand = self._place(slot)
         base = value_of(self.homes.nodes[slot.base])
         whole = View(tuple(base.shape), tuple(base.stride()), 0)
-        return Operand(operand.kind, operand.source) if operand.view == whole else operand
+        alike = operand.view == whole and value_of(node).stride() == base.stride()
+        return Operand(operand.kind, operand.source) if alike else operand
 
     def _in_input(self, node: fx.Node, stage: int) -> bool:
         """A scatter done in place in an earlier stage: its input holds it now."""

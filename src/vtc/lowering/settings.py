@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vtc.options import Objective, Options
+from vtc.options import Engine, Objective, Options
 from vtc.virtual.record import GraphReport
 
 Compiled = Callable[..., Any]
@@ -19,7 +19,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """The objective and the options.
+    """The objective, the options and the engine.
 
     `records` receives a report of every captured graph; `progress` is called with a line of text
     as the compilation goes on.
@@ -29,6 +29,7 @@ class Settings:
     options: Options = field(default_factory=Options.from_env)
     records: list[GraphReport] | None = None
     progress: Progress = logging.getLogger("vtc.compiler").info
+    engine: Engine = "auto"
 
     @property
     def measures(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,15 @@ import torch
 
 from vtc import errors
 
+logger = logging.getLogger(__name__)
+
 STEP_SECONDS = 0.05
 WHOLE_SECONDS = 1.5
 WARM_UPS = 3
 ROTATED_BYTES = {"cpu": 96 * 2**20, "cuda": 256 * 2**20}
+REPLAYS = 9
+NEVER = 1e12
+"""The microseconds of what cannot be run."""
 
 
 def operands(values: Sequence[Any]) -> Iterator[Any]:
@@ -79,6 +85,37 @@ def once(call: Callable[..., Any], arguments: Sequence[Any], device: torch.devic
     before = time.perf_counter()
     call(*arguments)
     return (time.perf_counter() - before) * 1e6
+
+
+def replayed(call: Callable[..., Any], sets: Sequence[Sequence[torch.Tensor]]) -> float:
+    """Microseconds of a call within a CUDA graph that makes one with each set of operands; the
+    median of several replays. NEVER for what cannot be run or captured."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.no_grad():
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    call(*sets[0])
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                for operands in sets:
+                    call(*operands)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception:  # out of shared memory, no kernel for these operands, no capture
+        logger.debug("a kernel cannot be timed", exc_info=True)
+        return NEVER
+    samples = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) * 1e3 / len(sets))
+    return statistics.median(samples[2:])
 
 
 def clones(inputs: Sequence[Any], updated: Sequence[int]) -> list[Any]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import fx
 
+from vtc import errors
 from vtc.graph.program import value_of
 from vtc.lowering import timing
+from vtc.lowering.cache import ProfileCache
 from vtc.lowering.implement import implement
+from vtc.lowering.own import Tuner
 from vtc.lowering.plan import NOTHING, Plan
 from vtc.lowering.record import Choice
 from vtc.lowering.schedule import Schedule
 from vtc.lowering.settings import Compiled, Settings
+from vtc.runtime.agree import difference
 from vtc.runtime.cuda_graph import CudaGraphs, capturable
 from vtc.runtime.executable import Executable
 from vtc.runtime.stock import compile_stock, compile_stock_again
@@ -48,12 +53,13 @@ class Candidates:
         self.notes: list[str] = []
         # Where nothing is virtual and every kernel is called as PyTorch calls it, the plan is
         # stock TorchInductor.
-        self.stock_kept = not choice.strategy and not plan.transposed
+        self.stock_kept = not (choice.strategy or plan.transposed or plan.own or plan.attentions)
 
     def fastest(self) -> Compiled:
         """The plan, unless stock TorchInductor is faster on the arguments at hand.
 
-        A plan for memory or bytes is kept whatever its latency, and so is one of a program that
+        A plan with kernels of ours whose answer differs from stock's is not kept, which is warned
+        of. A plan for memory or bytes is kept whatever its latency, and so is one of a program that
         updates its own constants, which timing would update too.
         """
         if self.stock_kept:
@@ -65,6 +71,13 @@ class Candidates:
         self.settings.progress("compiling stock TorchInductor to compare")
         theirs = self._stock()
         arguments = [a.node.hint if isinstance(a, torch.SymInt) else a for a in self.inputs]
+        if self.plan.own or self.plan.attentions:
+            found = difference(ours, theirs, arguments, self.updated)
+            if found is not None:
+                warnings.warn(errors.DisagreementWarning(found), stacklevel=2)
+                self.notes.append(f"{found}: stock TorchInductor is kept")
+                self.stock_kept = True
+                return theirs
         ours_us, theirs_us = timing.interleaved([ours, theirs], arguments, self.updated)
         self.notes.append(f"whole graph: {ours_us:.1f} us, stock TorchInductor {theirs_us:.1f} us")
         if ours_us <= theirs_us * EQUAL:
@@ -88,7 +101,10 @@ class Candidates:
 
     def _planned(self) -> Compiled:
         program, freeze = self.plan.program, self.settings.options.freeze
-        steps = [implement(step, program, freeze=freeze) for step in self.schedule.steps]
+        cache = ProfileCache(self.settings.options.cache_dir, self.plan.device)
+        tuner = Tuner(cache, self.settings.progress)
+        tuner.prepare(self.schedule.steps)
+        steps = [implement(s, program, freeze=freeze, tuner=tuner) for s in self.schedule.steps]
         run = Executable(self.schedule, steps, len(self.inputs), program.constants)
         return self._replayed(run)
 

@@ -157,6 +157,9 @@ class _Greedy:
             best = max(gains, key=lambda c: (gains[c], -len(c.edges)), default=None)
             if best is None or gains[best] <= self.least():
                 break
+            gains[best] = self.gain(best)  # a choice far away may have made it illegal
+            if gains[best] <= self.least():
+                continue
             self.choose(best, self.compatible(best), NONE)
             stale = {c for c in candidates if self.concerned(c, best)}
         self.pairs(candidates)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_missing = ""
 try:
     from vtc.vm import _native
 except ImportError as error:

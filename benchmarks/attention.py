@@ -1,0 +1,231 @@
+"""Decode attention by itself: our kernels, PyTorch's and flex_attention, on one CUDA device.
+
+    python benchmarks/attention.py [--cases llama3-b16] [--tune]
+
+Each call is one query a sequence on a cache of 4,096 keys. Calls are captured in a CUDA graph, on
+operands that are used in turn so that none is found in a cache, and the replays are timed by
+events. Bandwidth counts keys and values once. --tune times every tiling that the kernels accept
+within reason, to revise what `vtc.kernels.attention.candidates` lists.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import itertools
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import triton
+import typer
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from vtc.kernels.attention import Shape, Tiling, as_argument, candidates
+
+RESULTS = Path(__file__).parent / "results" / "attention.json"
+ROTATED_BYTES = 512 * 2**20
+CALLS = 24
+REPLAYS = 15
+
+
+@dataclass(frozen=True)
+class Case:
+    """Widths of one model's attention at one batch size."""
+
+    name: str
+    batch: int
+    heads: int
+    kv_heads: int
+    dim: int
+    softcap: float | None = None
+    context: int = 4096
+
+    @property
+    def bytes(self) -> int:
+        return 2 * self.batch * self.kv_heads * self.context * self.dim * 2
+
+    def operands(self) -> list[list[Tensor]]:
+        """query, key, value and a mask that shows everything, several times."""
+        count = max(1, min(CALLS, ROTATED_BYTES // self.bytes))
+        made = []
+        for _ in range(count):
+            sizes = [(self.heads, 1), *[(self.kv_heads, self.context)] * 2]
+            tensors = [
+                torch.randn(self.batch, h, n, self.dim, device="cuda", dtype=torch.bfloat16)
+                for h, n in sizes
+            ]
+            mask = torch.ones(1, 1, 1, self.context, device="cuda", dtype=torch.bool)
+            made.append([*tensors, mask])
+        return made
+
+
+CASES = [
+    Case("llama3-b1", 1, 32, 8, 128),
+    Case("llama3-b16", 16, 32, 8, 128),
+    Case("gemma2-b1", 1, 16, 8, 256, 50.0),
+    Case("gemma2-b16", 16, 16, 8, 256, 50.0),
+]
+
+
+def replayed(call: Callable[..., Any], sets: list[list[Tensor]]) -> float:
+    """Microseconds of one call within a CUDA graph."""
+    stream = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(stream):
+        for _ in range(3):
+            call(*sets[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
+        for k in range(CALLS):
+            call(*sets[k % len(sets)])
+    samples = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) * 1e3 / CALLS)
+    return statistics.median(samples[3:])
+
+
+def ours(case: Case, tiling: Tiling, *, masked: bool) -> Callable[..., Tensor]:
+    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        return torch.ops.vtc.attention(
+            query,
+            key,
+            value,
+            mask if masked else None,
+            softcap=case.softcap,
+            tiling=as_argument(tiling),
+        )
+
+    return call
+
+
+def sdpa(*, masked: bool) -> Callable[..., Tensor]:
+    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            query, key, value, mask if masked else None, enable_gqa=True
+        )
+
+    return call
+
+
+def flex(case: Case) -> Callable[..., Tensor]:
+    def capped(score: Tensor, *_: Tensor) -> Tensor:
+        return case.softcap * torch.tanh(score / case.softcap)
+
+    def everything(_: Tensor, __: Tensor, ___: Tensor, key: Tensor) -> Tensor:
+        return key < case.context
+
+    score = capped if case.softcap else None
+    blocks = create_block_mask(everything, None, None, 1, case.context, device="cuda")
+
+    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        return flex_attention(
+            query, key, value, score_mod=score, block_mask=blocks, enable_gqa=True
+        )
+
+    return torch.compile(call)
+
+
+def flashinfer(case: Case) -> Callable[..., Tensor] | None:
+    """FlashInfer's decode kernel, one sequence, where the package is installed."""
+    if case.batch != 1 or importlib.util.find_spec("flashinfer") is None:
+        return None
+    decode = importlib.import_module("flashinfer").single_decode_with_kv_cache
+
+    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        return decode(
+            query[0, :, 0], key[0], value[0], kv_layout="HND", logits_soft_cap=case.softcap
+        )
+
+    return call
+
+
+def tilings(case: Case, processors: int, *, tune: bool) -> list[Tiling]:
+    shape = Shape(case.batch, case.heads, case.kv_heads, 1, case.context, case.dim)
+    if not tune:
+        return list(candidates(shape, processors))
+    forms = [(32, 4, 3), (32, 4, 4), (32, 4, 5), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 8, 3)]
+    forms += [(128, 4, 2), (128, 8, 2), (128, 8, 3), (16, 4, 5), (32, 2, 4)]
+    pairs = case.batch * case.kv_heads
+    splits = {max(1, -(-waves * processors // pairs)) for waves in (1, 2, 3, 4, 6, 8, 12)}
+    return [
+        Tiling(16, n, s, warps, stages)
+        for (n, warps, stages), s in itertools.product(forms, sorted(splits))
+        if n * case.dim * 4 * max(1, stages - 1) <= 200 * 1024 and s <= case.context // n
+    ]
+
+
+def main(
+    cases: Annotated[str, typer.Option(help="Names, separated by commas.")] = "",
+    tune: Annotated[bool, typer.Option("--tune", help="Time many tilings.")] = False,
+    seconds: Annotated[float, typer.Option(help="Longest time for tuning one case.")] = 20.0,
+    output: Annotated[Path, typer.Option(help="Result file.")] = RESULTS,
+) -> None:
+    """Measure decode attention."""
+    names = [n for n in cases.split(",") if n]
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        if not names or case.name in names:
+            rows += measure(case, processors, tune=tune, seconds=seconds)
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "rows": rows,
+    }
+    output.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def measure(case: Case, processors: int, *, tune: bool, seconds: float) -> list[dict[str, Any]]:
+    sets = case.operands()
+    times: dict[Tiling, float] = {}
+    begun = datetime.datetime.now()
+    for tiling in tilings(case, processors, tune=tune):
+        if (datetime.datetime.now() - begun).total_seconds() > seconds:
+            break
+        try:
+            times[tiling] = replayed(ours(case, tiling, masked=False), sets)
+        except triton.runtime.errors.OutOfResources:
+            continue
+    ranked = sorted(times, key=times.__getitem__)
+    for tiling in ranked[: 12 if tune else 3]:
+        print(f"{case.name}  {times[tiling]:8.2f} us  {tiling}")
+    best = ranked[0]
+    calls: dict[str, Callable[..., Any] | None] = {
+        f"vtc ({best})": ours(case, best, masked=False),
+        "vtc, bool mask": ours(case, best, masked=True),
+        "flex_attention": flex(case),
+        "flashinfer": flashinfer(case),
+    }
+    if case.softcap is None:
+        calls |= {"sdpa": sdpa(masked=False), "sdpa, bool mask": sdpa(masked=True)}
+    rows = []
+    for name, call in calls.items():
+        if call is None:
+            continue
+        try:
+            microseconds = replayed(call, sets)
+        except Exception as error:
+            print(f"{case.name}  {name}: {type(error).__name__}: {str(error)[:200]}")
+            continue
+        bandwidth = case.bytes / microseconds * 1e-6
+        print(f"{case.name}  {name}: {microseconds:.2f} us, {bandwidth:.2f} TB/s")
+        rows.append({"case": asdict(case), "system": name, "us": microseconds, "TB/s": bandwidth})
+    return rows
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,233 @@
+"""Which attentions our kernels compute: where measurement finds them faster than what is done now.
+
+An attention of the program is timed as a plan calls it: keys and values read where they are, with
+heads that are not repeated. Each distinct shape is measured once and kept in the profile cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from vtc.graph.attention import Attention, find, rewrite
+from vtc.graph.program import Program, value_of
+from vtc.index.map import IndexMap
+from vtc.kernels import attention as kernels
+from vtc.kernels.attention import Shape, Tiling, as_argument
+from vtc.kernels.libraries import grouped_heads
+from vtc.lowering import timing
+from vtc.lowering.cache import ProfileCache
+from vtc.lowering.implement import inductor
+
+logger = logging.getLogger(__name__)
+
+WORTH = 0.97
+"""Our kernels are taken when they need less than this part of the other way's time."""
+
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape, strides and dtype of an operand."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(value: Tensor) -> Layout:
+        return Layout(tuple(value.shape), tuple(value.stride()), value.dtype)
+
+    def random(self, device: torch.device) -> Tensor:
+        """Normal values; a bool mask shows everything."""
+        extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+        if self.dtype is torch.bool:
+            storage = torch.ones(extent, dtype=self.dtype, device=device)
+        else:
+            storage = torch.randn(extent, dtype=self.dtype, device=device)
+        return storage.as_strided(self.shape, self.stride)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An attention as a kernel is given it: query, key, value and mask, if there is one."""
+
+    layouts: tuple[Layout, ...]
+    scale: float
+    softcap: float | None
+    causal: bool
+    written_out: bool
+
+    @property
+    def key(self) -> str:
+        return "attention-" + hashlib.sha256(repr(self).encode()).hexdigest()[:24]
+
+    @property
+    def grouped(self) -> int:
+        return self.layouts[0].shape[1] // self.layouts[1].shape[1]
+
+    def __str__(self) -> str:
+        query, key = self.layouts[0].shape, self.layouts[1].shape
+        return f"{query[1]} heads on {key[1]}, {query[2]} x {key[2]} x {query[3]}, batch {query[0]}"
+
+
+def attended(
+    program: Program, cache: ProfileCache, progress: Progress
+) -> tuple[Program, tuple[str, ...]]:
+    """`program` with `vtc::attention` where that is faster, and a sentence about each."""
+    chosen: dict[Attention, dict[str, Any]] = {}
+    notes = {}
+    for attention in find(program):
+        operands = [value_of(o) for o in attention.operands[:3] if o is not None]
+        if not kernels.supports(*operands):
+            continue
+        problem = _problem(attention, program)
+        try:
+            tiling, ours, theirs = _measured(problem, operands[0].device, cache, progress)
+        except torch.cuda.OutOfMemoryError:
+            continue  # no room to measure: it stays as it is
+        if ours < WORTH * theirs:
+            chosen[attention] = {"tiling": as_argument(tiling)}
+            times = f"{ours:.1f} us in the place of {theirs:.1f} us"
+            notes[attention.node] = f"{attention.node.name}: vtc::attention, {tiling}: {times}"
+    if not chosen:
+        return program, ()
+    program = rewrite(program, chosen, kernels.OVERLOAD)
+    return program, tuple(n for node, n in notes.items() if node.target is kernels.OVERLOAD)
+
+
+def _problem(attention: Attention, program: Program) -> Problem:
+    query, mask = Layout.of(value_of(attention.query)), attention.mask
+    layouts = [query, *(_read(n, program) for n in (attention.key, attention.value))]
+    if layouts[1].shape[1] != layouts[2].shape[1]:
+        layouts[1:] = [Layout.of(value_of(n)) for n in (attention.key, attention.value)]
+    if mask is not None:
+        layouts.append(Layout.of(value_of(mask)))
+    written_out = bool(attention.absorbed)
+    return Problem(
+        tuple(layouts), attention.scale, attention.softcap, attention.causal, written_out
+    )
+
+
+def _read(node: fx.Node, program: Program) -> Layout:
+    """The layout in which a kernel reads keys or values: before their heads are repeated."""
+    own = Layout.of(value_of(node))
+    total = IndexMap.identity(own.shape)
+    while node in program.movements:
+        bound = program.movements[node]
+        if bound.movement.load is None or len(bound.sources) != 1:
+            break
+        total = total.compose({0: bound.movement.load})
+        (node,) = bound.sources
+        heads = grouped_heads(total)
+        if heads is not None and heads.dim == 1 and not heads.swapped:
+            batch, count, keys, dim = own.shape
+            shape = (batch, count // heads.repeats, keys, dim)
+            return Layout(shape, _cached(node, program).stride(), own.dtype)
+    return own
+
+
+def _cached(node: fx.Node, program: Program) -> Tensor:
+    """The tensor whose storage `node` is in once its updates are done in place."""
+    while node in program.movements:
+        bound = program.movements[node]
+        if bound.movement.inplace is None:
+            break
+        node = bound.sources[bound.movement.inplace]
+    value: Tensor = value_of(node)
+    return value
+
+
+def _measured(
+    problem: Problem, device: torch.device, cache: ProfileCache, progress: Progress
+) -> tuple[Tiling, float, float]:
+    """The best tiling, its microseconds, and those of what is done without our kernels."""
+    query, key, value = (torch.empty(a.shape, device="meta") for a in problem.layouts[:3])
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    tilings = kernels.candidates(Shape.of(query, key, value), processors)
+    forms = {f"{problem.key}-{'-'.join(map(str, as_argument(t)))}": t for t in tilings}
+    other = f"{problem.key}-other"
+    missing = [name for name in (other, *forms) if cache.get(name) is None]
+    if missing:
+        progress(f"measuring attention of {problem}")
+        sets = _operand_sets(problem, device)
+        for name in missing:
+            call = _ours(problem, forms[name]) if name in forms else _other(problem, device)
+            cache.put(name, timing.replayed(call, sets))
+    times = {tiling: cache.get(name) or timing.NEVER for name, tiling in forms.items()}
+    best = min(times, key=times.__getitem__)
+    return best, times[best], cache.get(other) or 0.0
+
+
+def _operand_sets(problem: Problem, device: torch.device) -> list[list[Tensor]]:
+    """Operands to use in turn, so that no call finds them in a cache."""
+    sets = [[layout.random(device) for layout in problem.layouts]]
+    size = sum(t.untyped_storage().nbytes() for t in sets[0])
+    more = range(min(15, timing.ROTATED_BYTES["cuda"] // max(size, 1)))
+    return [*sets, *([layout.random(device) for layout in problem.layouts] for _ in more)]
+
+
+def _ours(problem: Problem, tiling: Tiling) -> Callable[..., Tensor]:
+    def call(*operands: Tensor) -> Tensor:
+        return kernels.OVERLOAD(
+            *operands,
+            causal=problem.causal,
+            scale=problem.scale,
+            softcap=problem.softcap,
+            tiling=as_argument(tiling),
+        )
+
+    return call
+
+
+def _other(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
+    if problem.written_out:
+        return _compiled(problem, device)
+
+    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=problem.causal,
+            scale=problem.scale,
+            enable_gqa=problem.grouped > 1,
+        )
+
+    return call
+
+
+def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
+    """The written-out form as TorchInductor compiles it, on heads that are not repeated."""
+
+    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        batch, heads, rows, dim = query.shape
+        kept = heads // problem.grouped
+        merged = query.reshape(batch, kept, problem.grouped * rows, dim)
+        logits = (merged @ key.transpose(2, 3)).reshape(batch, heads, rows, -1) * problem.scale
+        if problem.softcap is not None:
+            logits = torch.tanh(logits / problem.softcap) * problem.softcap
+        if mask is not None:
+            logits = logits + mask
+        weights = torch.softmax(logits, -1, dtype=torch.float32).to(query.dtype)
+        weights = weights.reshape(batch, kept, problem.grouped * rows, -1)
+        return (weights @ value).reshape(batch, heads, rows, -1)
+
+    with FakeTensorMode():
+        fakes = [
+            torch.empty_strided(a.shape, a.stride, dtype=a.dtype, device=device)
+            for a in problem.layouts
+        ]
+    return inductor(make_fx(lambda *operands: (call(*operands),))(*fakes), fakes)
