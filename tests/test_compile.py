@@ -77,6 +77,11 @@ def test_unknown_choices(way: Any) -> None:
         way(torch.sin, objective="speed")
     with pytest.raises(vtc.errors.UnknownOptionError, match=r"'freese'.*'freeze'"):
         way(torch.sin, options={"freese": True})
+
+
+@pytest.mark.parametrize("way", [vtc.compile, lambda f, **k: vtc.export(f, (torch.ones(2),), **k)])
+def test_the_dvm_without_its_native_module(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vtc.vm.machine._native", None)
     with pytest.raises(vtc.errors.EngineUnavailableError, match="'dvm' is not available"):
         way(torch.sin, engine="dvm")
 

@@ -1,4 +1,4 @@
-"""The command line: `vtc models`, `vtc explain MODEL`, `vtc bench MODEL`.
+"""The command line: `vtc models`, `vtc explain MODEL`, `vtc bench MODEL`, `vtc dis MODEL`.
 
 A user's mistake ends in one sentence and exit code 1; VTC_DEBUG=1 shows the traceback as well.
 """
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import vtc
-from vtc.bench import records, suite
+from vtc.bench import listing, records, suite
 from vtc.bench.models import MODELS, check_device
 from vtc.bench.peers import PEERS, Settings, check_systems
 from vtc.bench.tables import notes_of, table_of
@@ -31,9 +31,9 @@ app = typer.Typer(
     name="vtc",
     help=(
         "VTC, a tensor compiler for PyTorch inference that eliminates data movement.\n\n"
-        "MODEL is a built-in name (see `vtc models`) or module:factory, a callable that returns "
-        "(model, args) or (model, args, kwargs); it gets `batch`, `device` and `dtype` if it has "
-        "parameters of these names."
+        "MODEL is a built-in name (see `vtc models`), an ONNX file whose name ends in .onnx, or "
+        "module:factory, a callable that returns (model, args) or (model, args, kwargs); it gets "
+        "`batch`, `device` and `dtype` if it has parameters of these names."
     ),
     no_args_is_help=True,
     add_completion=False,
@@ -44,7 +44,7 @@ out = Console()
 status_console = Console(stderr=True)
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help=f"{', '.join(MODELS)}, or module:factory.")
+    str, typer.Argument(metavar="MODEL", help=f"{', '.join(MODELS)}, FILE.onnx or module:factory.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
 SizeOption = Annotated[
@@ -210,6 +210,38 @@ def bench(
         for line in notes_of(record):
             out.print(line, markup=False, highlight=False)
         _write(json, cases)
+
+
+@app.command()
+def dis(
+    model: ModelArgument,
+    batch: Annotated[int, typer.Option("--batch", help="Batch size.")] = 1,
+    size: SizeOption = None,
+    layers: LayersOption = None,
+    context: ContextOption = None,
+    dtype: DtypeOption = None,
+    shape: Annotated[
+        str,
+        typer.Option(
+            "--shape", metavar="SYMBOL=N[,...]", help="Other values for size symbols, as s0=7."
+        ),
+    ] = "",
+) -> None:
+    """Show the bytecode that one call of a model runs on the DVM, kernel by kernel."""
+    sizes = _sizes_of(shape)
+    request = suite.Request(
+        model, batch=batch, dtype=dtype, size=size, layers=layers, context=context
+    )
+    with _progress(f"building {model}"):
+        text = listing.programs(request, sizes)
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _sizes_of(text: str) -> dict[str, int]:
+    pairs = [part.partition("=") for part in _names(text)]
+    if any(not symbol or not number.isdecimal() for symbol, _, number in pairs):
+        raise InvalidOptionError("--shape", text, "SYMBOL=NUMBER, separated by commas")
+    return {symbol.strip(): int(number) for symbol, _, number in pairs}
 
 
 def _settings(engine: str, objective: str, freeze: bool, max_autotune: bool = False) -> Settings:

@@ -20,11 +20,13 @@ from torch import fx
 
 from vtc import errors, log
 from vtc.graph.capture import capture, lift_attributes
+from vtc.graph.onnx import Model, imported, imported_call
 from vtc.lowering.check import check
 from vtc.lowering.choose import choose, prepare
 from vtc.lowering.record import Times, record
 from vtc.lowering.settings import Compiled, Progress, Settings
-from vtc.options import ENGINES, Engine, Objective, Options, check_engine, check_objective
+from vtc.options import Engine, Objective, Options, check_engine, check_objective
+from vtc.runtime import dvm, dvm_compile
 from vtc.runtime.candidates import Candidates
 from vtc.runtime.exported import Exported, name_of
 from vtc.runtime.stock import Unsuitable, fall_back, refuse_gradients, separate
@@ -38,25 +40,31 @@ logger = logging.getLogger(__name__)
 
 
 def compile(
-    model: Callable[..., Any],
+    model: Model,
     *,
     engine: Engine = "auto",
     objective: Objective = "latency",
     dynamic: bool | None = None,
     options: Options | Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a model or function for inference; call the result like the model.
+    """Compile a model, a function or an ONNX file for inference; call the result like the model.
 
-    engine: "inductor", or "auto" to let vtc choose. objective: what a plan is chosen by: "latency"
-    (measured), "memory" (peak bytes) or "bytes" (traffic). dynamic: as for `torch.compile`.
+    engine: "inductor"; "dvm", which compiles no machine code and serves all sizes with one program
+    (`dynamic` is True by default there); or "auto" to let vtc choose. objective: what a plan is
+    chosen by: "latency" (measured), "memory" (peak bytes) or "bytes" (traffic). dynamic: as for
+    `torch.compile`.
     options: `vtc.Options`, or a mapping of its fields.
 
     The model runs under `torch.no_grad()` or `torch.inference_mode()` as its caller does; a call
-    that records gradients is compiled by stock TorchInductor, with one warning. Raises
-    UnknownChoiceError, EngineUnavailableError and UnsupportedTorchError.
+    that records gradients is compiled by stock TorchInductor, with one warning. An ONNX file is
+    called with its inputs in order or by name, and gives its output, or a tuple of several. Raises
+    UnknownChoiceError, EngineUnavailableError and UnsupportedTorchError, and for a file
+    OnnxFileError and UnsupportedOnnxError.
     """
     settings = _settings(engine, objective, options)
-    compiled = torch.compile(model, backend=Backend(settings), dynamic=dynamic)
+    if engine == "dvm" and dynamic is not False:
+        return dvm_compile.dynamic(imported(model), Backend(settings))
+    compiled = torch.compile(imported(model), backend=Backend(settings), dynamic=dynamic)
     return _Frozen(compiled) if settings.options.freeze else compiled
 
 
@@ -95,14 +103,13 @@ def _settings(engine: str, objective: str, options: Options | Mapping[str, Any] 
     check_engine(engine)
     check_objective(objective)
     if engine == "dvm":
-        available = [e for e in ENGINES if e != "dvm"]
-        raise errors.EngineUnavailableError(engine, "it is not part of this version", available)
+        dvm.native_machine()  # raises where it is not built
     release = tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])
     if release < (2, 11):
         raise errors.UnsupportedTorchError(torch.__version__)
     chosen = Options.of(options)
     log.set_level(chosen.log_level)
-    return Settings(objective, chosen)  # type: ignore[arg-type]
+    return Settings(objective, chosen, engine=engine)  # type: ignore[arg-type]
 
 
 class _Frozen:
@@ -130,7 +137,7 @@ class _Frozen:
 
 
 def export(
-    model: Callable[..., Any],
+    model: Model,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -144,13 +151,13 @@ def export(
     dtypes and devices of tensor arguments and the values of others by itself, and raises
     SignatureError for a call that differs. Weights are frozen unless `options` says otherwise; one
     that changes is frozen again. What else Python code reads of the model stays as it was. Nothing
-    runs and nothing is updated at compile time. Raises CaptureError for a model that is not one
-    graph.
+    runs and nothing is updated at compile time. An ONNX file without `args` gets those that it
+    declares. Raises CaptureError for a model that is not one graph.
     """
     settings = _settings(engine, objective, _frozen_by_default(options))
     run = functools.partial(compile_graph, settings=settings)
-    freeze = settings.options.freeze
-    return Exported(model, tuple(args), dict(kwargs or {}), run, freeze=freeze)
+    module, args, kwargs = imported_call(model, args, kwargs)
+    return Exported(module, args, kwargs, run, freeze=settings.options.freeze)
 
 
 def _frozen_by_default(options: Options | Mapping[str, Any] | None) -> Options:
@@ -192,7 +199,9 @@ def compile_records(
         return run
 
     compiled: Callable[..., Any] = torch.compile(model, backend=on_copies)
-    if settings.options.freeze:
+    if engine == "dvm":
+        compiled = dvm_compile.dynamic(model, on_copies)
+    elif settings.options.freeze:
         compiled = _Frozen(compiled)
     with torch.no_grad():
         compiled(*args, **kwargs)
@@ -212,6 +221,8 @@ def compile_graph(
     What cannot be captured or planned goes to stock TorchInductor whole, with one warning that
     names the cause.
     """
+    if settings.engine == "dvm":
+        return dvm_compile.compile_graph(graph_module, example_inputs, settings)
     started = time.perf_counter()
     try:
         refuse_gradients(graph_module, example_inputs)
@@ -220,6 +231,7 @@ def compile_graph(
         capture_s = time.perf_counter() - started
         settings = settings.for_constants(program.constants)
         plan = prepare(program, settings)
+        program = plan.program
         choice, schedule = choose(plan, settings)
         check(schedule, program)
     except Unsuitable as finding:
@@ -239,6 +251,7 @@ def compile_graph(
         choice, schedule = candidates.kept_plan()
         times = Times(capture_s, time.perf_counter() - started - capture_s)
         number = len(settings.records)
-        settings.records.append(record(number, plan, choice, schedule, times, candidates.notes))
+        notes = (*plan.attentions, *candidates.notes)
+        settings.records.append(record(number, plan, choice, schedule, times, notes))
     run = watched(run, candidates.again, graph_module, program, settings.options.freeze)
     return guarded(run, graph_module.forward, program, plan.weights)

@@ -1,4 +1,4 @@
-"""The built-in models by name, and models of the user as `module:factory`.
+"""The built-in models by name, and models of the user as an ONNX file or as `module:factory`.
 
 Defaults on a CPU are sizes that run in seconds; on CUDA they are the published widths.
 """
@@ -18,6 +18,7 @@ from torch import nn
 
 from vtc.bench import decode, vision
 from vtc.bench.case import Case, UserInputs, tensors_in
+from vtc.bench.onnx_file import onnx_case
 from vtc.errors import (
     DeviceUnavailableError,
     InvalidOptionError,
@@ -132,7 +133,7 @@ def build(
     context: int | None = None,
     seed: int = 0,
 ) -> Case:
-    """A built-in model, or `module:factory`, with random weights and inputs of `seed`.
+    """A built-in model, an ONNX file, or `module:factory`, with random inputs of `seed`.
 
     size: image height and width in pixels. layers, context: of a language model. What is None
     takes the default of the device. A factory is called without arguments, or with those of
@@ -147,6 +148,9 @@ def build(
     for option, value in given.items():
         if value is not None and value < 1:
             raise InvalidOptionError(option, value, "a whole number from 1")
+    if name.endswith(".onnx"):
+        _refuse(name, given)
+        return onnx_case(name, batch, where, kind, seed)
     if ":" in name:
         _refuse(name, given)
         return _user_case(name, batch, where, kind)

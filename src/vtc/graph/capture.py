@@ -27,14 +27,19 @@ from vtc.graph.program import InputView, Program
 aten = torch.ops.aten
 
 
-def capture(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Program:
+def capture(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, branches: bool = False
+) -> Program:
     """Trace a Dynamo graph into a Program, under the fake mode that Dynamo already uses.
 
-    Raises CaptureError, with the first operator that stands in the way, for a graph that has
-    control-flow or other higher-order operators, or that cannot be made functional.
+    `branches` lets `torch.cond` be captured, its arms as graph modules. Raises CaptureError, with
+    the first operator that stands in the way, for a graph that has other control-flow or
+    higher-order operators, or that cannot be made functional.
     """
     for node in graph_module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
+            if branches and node.target is torch.ops.higher_order.cond:
+                continue
             raise errors.CaptureError(str(node.target), "higher-order operators are not captured")
     lifted, constants = lift_attributes(without_idle_autocast(graph_module))
     mode = detect_fake_mode(list(example_inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -123,7 +128,7 @@ def lift_attributes(
     graph_module: fx.GraphModule,
 ) -> tuple[fx.GraphModule, tuple[torch.Tensor, ...]]:
     """Turn `get_attr` tensors into trailing inputs, so that weights are inputs in every mode."""
-    attributes = [n for n in graph_module.graph.nodes if n.op == "get_attr"]
+    attributes = [n for n in graph_module.graph.nodes if is_tensor_attribute(n, graph_module)]
     if not attributes:
         return graph_module, ()
     lifted = fx.GraphModule(graph_module, fx.Graph())
@@ -135,7 +140,7 @@ def lift_attributes(
     placeholders = [n for n in lifted.graph.nodes if n.op == "placeholder"]
     last = placeholders[-1] if placeholders else lifted.graph._root
     made: dict[str, fx.Node] = {}
-    for node in [n for n in lifted.graph.nodes if n.op == "get_attr"]:
+    for node in [n for n in lifted.graph.nodes if is_tensor_attribute(n, graph_module)]:
         value = _attribute(graph_module, str(node.target))
         if not isinstance(value, torch.Tensor):
             raise errors.CaptureError(str(node.target), "a graph attribute is not a tensor")
@@ -148,6 +153,13 @@ def lift_attributes(
         lifted.graph.erase_node(node)
     lifted.recompile()
     return lifted, tuple(constants.values())
+
+
+def is_tensor_attribute(node: fx.Node, owner: fx.GraphModule) -> bool:
+    """A `get_attr` of anything but a graph module, which is an arm of a branch."""
+    if node.op != "get_attr":
+        return False
+    return not isinstance(_attribute(owner, str(node.target)), fx.GraphModule)
 
 
 def _attribute(module: torch.nn.Module, path: str) -> Any:

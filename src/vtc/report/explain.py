@@ -10,12 +10,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from vtc.compiler import compile_records
+from vtc.graph.onnx import Model, imported_call
 from vtc.options import Engine, Objective, Options, Search
 from vtc.report.report import Report
 
 
 def explain(
-    model: Callable[..., Any],
+    model: Model,
     *args: Any,
     search: Search | None = None,
     objective: Objective = "latency",
@@ -25,10 +26,14 @@ def explain(
 ) -> Report:
     """Compile `model` for the call `model(*args, **kwargs)` and report on its data movement.
 
+    `model` may be the path of an ONNX file; without arguments its inputs are random ones of the
+    sizes that it declares.
+
     The model's inputs are not updated. `search` overrides `options.search`. Raises what
     `vtc.compile` raises for the engine and objective, and `CaptureError` for a model of which no
     part can be captured.
     """
+    model, args, kwargs = imported_call(model, args, kwargs)
     options = Options.of(options)
     if search is not None:
         options = options.replace(search=search)

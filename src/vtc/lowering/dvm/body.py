@@ -1,0 +1,504 @@
+"""Writing the body of a kernel: nodes at an index -> instructions of a tile program.
+
+`Body.value(node, index)` is the value of one element of a node, its index being quasi-affine in
+the kernel's coordinates. Movement is followed by substitution, so that what is left at a load is an
+address; a division that the kernel's dimensions can be split for raises Split, and what must lie in
+memory first raises Needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vtc.index import Affine, Fill, Piece, Size, affine, sizes, substitution
+from vtc.index.affine import Atom, Div, Look, Rem
+from vtc.lowering.dvm.domain import (
+    Domain,
+    Index,
+    broadcast_index,
+    coordinate_number,
+    coordinates_of,
+)
+from vtc.lowering.dvm.nodes import Fold, Graph, Move, Node
+from vtc.program.dtypes import DType
+from vtc.program.tile import Access, Bound, Instr, Term
+
+# Lookups of a movement operator are numbered from 0; a value of the body that is an index, from
+# here.
+VALUES = 1 << 40
+# What costs more cycles a vector than this is not computed again for every row.
+DEAR = 10
+
+Mask = tuple[Bound, ...]
+
+
+class Needs(Exception):  # noqa: N818 - a finding about a kernel, not an error
+    """`node` must lie in memory before the kernel can be written."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.node = node
+
+
+class Split(Exception):  # noqa: N818 - a finding about a kernel, not an error
+    """The kernel's dimension `dim` is to be two: factor * q + r."""
+
+    def __init__(self, dim: int, factor: Size) -> None:
+        super().__init__(dim, factor)
+        self.dim, self.factor = dim, factor
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a node's elements are: buffer, and offset and strides in elements."""
+
+    buffer: int
+    offset: Size
+    stride: tuple[Size, ...]
+
+
+@dataclass
+class Body:
+    """The instructions of one kernel. `homes` holds what is in memory when it runs."""
+
+    domain: Domain
+    homes: Callable[[Node], Home | None]
+    anchor: Callable[[Body, Node, Index], int]
+    instrs: list[Instr] = field(default_factory=list)
+    known: dict[Any, int] = field(default_factory=dict)
+    values: dict[tuple[Node, Index, Mask, int | None], int] = field(default_factory=dict)
+    inlined: dict[Node, tuple[Index, int]] = field(default_factory=dict)
+    seen: set[Node] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.bounds = self.domain.bounds
+        self.reduced = self.domain.reduced
+
+    def add(
+        self,
+        op: str,
+        args: tuple[int, ...],
+        dtype: DType,
+        access: Access | None = None,
+        constant: Any = None,
+    ) -> int:
+        """The number of the instruction's value; an equal one is not written twice."""
+        kind = (type(constant), repr(constant)) if isinstance(constant, float) else constant
+        key = (op, args, dtype, access, type(constant), kind)
+        found = self.known.get(key)
+        if found is None or op == "store":
+            found = len(self.instrs)
+            self.instrs.append(Instr(op, args, dtype, access, constant))
+            self.known[key] = found
+        return found
+
+    # Values of nodes.
+
+    def value(self, node: Node, index: Index, mask: Mask = (), other: int | None = None) -> int:
+        """One element of the node where `mask` holds, and value `other` (or anything) elsewhere."""
+        key = (node, index, mask, other)
+        found = self.values.get(key)
+        if found is None:
+            found = self.values[key] = self._value(node, index, mask, other)
+        return found
+
+    def _value(self, node: Node, index: Index, mask: Mask, other: int | None) -> int:
+        home = self.homes(node)
+        if home is not None:
+            return self.load(node, home, index, mask, other)
+        if node.op == "move":
+            return self.moved(node, index, mask, other)
+        if node.op in ("input", "external", "scatter", "arm"):
+            raise Needs(node)
+        if node.op in ("const", "iota"):
+            made = self.generated(node, index)
+        elif node.op == "reduce":
+            made = self.reduced_value(node, index, mask)
+        elif node.op == "scan":
+            made = self.scanned(node, index, mask)
+        elif node.op in ("matmul", "attention"):
+            if mask or self.domain.anchor is not node or index != self.domain.anchor_index:
+                raise Needs(node)
+            made = self.anchor(self, node, index)
+        else:
+            if self._wasteful(node, index):
+                raise Needs(node)
+            made = self.computed(node, index, mask)
+        self.seen.add(node)
+        if not mask and node.op not in ("const", "iota"):
+            self.inlined.setdefault(node, (index, made))
+        return made if other is None else self.chosen(mask, made, other, node.dtype)
+
+    def generated(self, node: Node, index: Index) -> int:
+        if node.op == "const":
+            return self.add("const", (), node.dtype.compute, constant=node.constant)
+        form = index[node.constant]
+        look = bare_look(form)
+        if look is not None:
+            form = self.wrapped(look, node.shape[node.constant])
+        return self.integer(form)
+
+    def computed(self, node: Node, index: Index, mask: Mask) -> int:
+        args = tuple(self.value(o, broadcast_index(o.shape, index), mask) for o in node.operands)
+        if node.op == "cast":
+            return self.cast(args[0], node.operands[0].dtype, node.dtype)
+        return self.add(node.op, args, node.dtype.compute)
+
+    def cast(self, value: int, source: DType, target: DType) -> int:
+        """A value of a node of dtype `source` as one of `target`."""
+        widens = target is target.compute is source.compute
+        if source is target or widens:
+            return value
+        return self.add("cast", (value,), target.compute, constant=target)
+
+    def _wasteful(self, node: Node, index: Index) -> bool:
+        """Would a dear value be computed again for other points that share it?"""
+        if node.cost < DEAR or all(s == 1 for s in node.shape):
+            return False
+        used = coordinates_of(index)
+        repeated = any(
+            d not in used and s != 1 and d not in self.reduced
+            for d, s in enumerate(self.domain.sizes)
+        )
+        return repeated or any(affine.lookups(i) for i in index)
+
+    # Folds.
+
+    def reduced_value(self, node: Node, index: Index, mask: Mask) -> int:
+        """The fold of the node's operand, if the kernel folds the same dimensions there."""
+        fold: Fold = node.constant
+        operand = node.operands[0]
+        kept = [i for d, i in enumerate(index) if d not in fold.dims]
+        outer = {d for d, s in enumerate(self.domain.sizes) if d not in self.reduced and s != 1}
+        lengths = [operand.shape[d] for d in fold.dims]
+        own = [size for _, size in self.domain.folds]
+        fits = len(own) == len(lengths) and all(
+            sizes.sub(a, b) == 0 for a, b in zip(own, lengths, strict=True)
+        )
+        if mask or not fits or coordinates_of(kept) != outer or _looks(index):
+            raise Needs(node)
+        places = iter(form for form, _ in self.domain.folds)
+        inner = tuple(next(places) if d in fold.dims else i for d, i in enumerate(index))
+        value = self.value(operand, inner)
+        dtype = DType.I64 if fold.name in ("argmax", "argmin") else node.dtype.compute
+        return self.add("reduce", (value,), dtype, constant=fold.name)
+
+    def scanned(self, node: Node, index: Index, mask: Mask) -> int:
+        fold: Fold = node.constant
+        (dim,) = fold.dims
+        folds = self.domain.folds
+        whole = {d for d, s in enumerate(self.domain.sizes) if s != 1}
+        others = [i for d, i in enumerate(index) if d != dim]
+        fits = (
+            len(folds) == 1
+            and index[dim] == folds[0][0]
+            and len(self.reduced) == 1
+            and not self.reduced & coordinates_of(others)
+            and coordinates_of(index) == whole
+        )
+        if mask or not fits or _looks(index):
+            raise Needs(node)
+        value = self.value(node.operands[0], index)
+        return self.add("scan", (value,), node.dtype.compute, constant=fold.name)
+
+    # Movement.
+
+    def moved(self, node: Node, index: Index, mask: Mask, other: int | None) -> int:
+        """The value of a movement operator's element: that of its source's."""
+        move: Move = node.constant
+        self.seen.add(node)
+        pieces = move.load.pieces
+        index = self.settled(node, index, pieces)
+        cases: list[tuple[Piece, Mask]] = []
+        for piece in pieces:
+            bounds = self.box(node, piece, index)
+            if bounds is not None:
+                cases.append((piece, bounds))
+        # Fills first: they need no address, so that the rest is loaded over them.
+        cases.sort(key=lambda case: not isinstance(case[0].source, Fill))
+        result, default = other, None
+        for piece, bounds in cases:
+            if isinstance(piece.source, Fill):
+                fill = self.filled(piece.source.value, node.dtype)
+                if result is None:
+                    result = default = fill
+                elif fill != default:
+                    result = self.chosen((*mask, *bounds), fill, result, node.dtype)
+                continue
+            source = node.operands[piece.source]
+            joined = (*mask, *bounds)
+            forms = self.forms(node, piece, index, joined)
+            result = self.value(source, forms, joined, result)
+        return self.filled(0, node.dtype) if result is None else result
+
+    def filled(self, value: Any, dtype: DType) -> int:
+        number = Graph().const(value, dtype).constant
+        return self.add("const", (), dtype.compute, constant=number)
+
+    def forms(self, node: Node, piece: Piece, index: Index, mask: Mask) -> Index:
+        """The index in the piece's source, its lookups loaded."""
+        move: Move = node.constant
+        lookups = node.operands[move.sources :]
+        found = [substitution.substitute(f, index, self.bounds) for f in piece.forms]
+        return tuple(self.looked_up(f, lookups, mask) for f in found)
+
+    def looked_up(self, form: Affine, lookups: Sequence[Node], mask: Mask) -> Affine:
+        """The form with every lookup replaced by the value that it gives."""
+        if not any(n < VALUES for n in affine.lookups(form)):
+            return form
+        result = affine.constant(form.const)
+        for atom, coefficient in form.terms.items():
+            one = self._looked_up(atom, lookups, mask)
+            result = affine.add(result, affine.scale(one, coefficient))
+        return result
+
+    def _looked_up(self, atom: Atom, lookups: Sequence[Node], mask: Mask) -> Affine:
+        if isinstance(atom, Look) and atom.tensor < VALUES:
+            table = lookups[atom.tensor]
+            at = tuple(self.looked_up(a, lookups, mask) for a in atom.args)
+            value = self.value(table, at, mask)
+            if table.dtype.compute is not DType.I64:
+                value = self.add("cast", (value,), DType.I64, constant=DType.I64)
+            return look(value)
+        if isinstance(atom, Div | Rem):
+            inner = self.looked_up(atom.arg, lookups, mask)
+            return Affine(0, {type(atom)(inner, atom.by): 1})
+        return Affine(0, {atom: 1})
+
+    def settled(self, node: Node, index: Index, pieces: Sequence[Piece]) -> Index:
+        """The index, an index given at run time counted from the front unless every piece hands it
+        on as it is."""
+        settled = list(index)
+        for k, form in enumerate(index):
+            found = bare_look(form)
+            if found is None:
+                continue
+            uses = [f for p in pieces for f in p.forms if k in affine.coordinates(f)]
+            plain = all(coordinate_number(f) == k for f in uses) and len(pieces) == 1
+            if not plain:
+                settled[k] = self.wrapped(found, node.shape[k])
+        return tuple(settled)
+
+    def wrapped(self, value: int, size: Size) -> Affine:
+        zero = self.add("const", (), DType.I64, constant=0)
+        length = self.add("const", (), DType.I64, constant=size)
+        negative = self.add("lt", (value, zero), DType.BOOL)
+        turned = self.add("add", (value, length), DType.I64)
+        return look(self.add("select", (negative, turned, value), DType.I64))
+
+    def box(self, node: Node, piece: Piece, index: Index) -> Mask | None:
+        """What the piece's box demands of the coordinates; None if no point is in it."""
+        bounds: list[Bound] = []
+        for k, (low, high) in enumerate(zip(piece.lower, piece.upper, strict=True)):
+            if low == 0 and high == node.shape[k]:
+                continue
+            form = index[k]
+            first, last = affine.interval(form, self.bounds)
+            above = first is not None and sizes.le(low, first)
+            below = last is not None and sizes.lt(last, high)
+            if above and below:
+                continue
+            outside = (last is not None and sizes.lt(last, low)) or (
+                first is not None and sizes.le(high, first)
+            )
+            if outside:
+                return None
+            bounds.append(self._bound(node, form, low, high, above, below))
+        return tuple(bounds)
+
+    def _bound(
+        self, node: Node, form: Affine, low: Size, high: Size, above: bool, below: bool
+    ) -> Bound:
+        """low <= form < high as a bound of a coordinate; a side that holds anyway is left open."""
+        if len(form.terms) != 1:
+            raise Needs(node)
+        ((atom, step),) = form.terms.items()
+        if not isinstance(atom, int) or step not in (1, -1):
+            raise Needs(node)
+        if step == 1:
+            first, last = sizes.sub(low, form.const), sizes.sub(high, form.const)
+            lower_open, upper_open = above, below
+        else:
+            first = sizes.add(sizes.sub(form.const, high), 1)
+            last = sizes.add(sizes.sub(form.const, low), 1)
+            lower_open, upper_open = below, above
+        return Bound(
+            atom, 0 if lower_open else first, self.domain.sizes[atom] if upper_open else last
+        )
+
+    def chosen(self, mask: Mask, value: int, other: int | None, dtype: DType) -> int:
+        """`value` where the mask holds, else `other`."""
+        if other is None or not mask:
+            return value
+        condition: int | None = None
+        for bound in mask:
+            at = self.add("iota", (), DType.I64, constant=bound.dim)
+            for sign, limit, idle in (
+                ("ge", bound.low, bound.low == 0),
+                ("lt", bound.high, bound.high == self.domain.sizes[bound.dim]),
+            ):
+                if idle:
+                    continue
+                end = self.add("const", (), DType.I64, constant=limit)
+                holds = self.add(sign, (at, end), DType.BOOL)
+                both = (condition, holds)
+                condition = holds if condition is None else self.add("and", both, DType.BOOL)  # type: ignore[arg-type]
+        if condition is None:
+            return value
+        return self.add("select", (condition, value, other), dtype.compute)
+
+    # Addresses.
+
+    def load(self, node: Node, home: Home, index: Index, mask: Mask, other: int | None) -> int:
+        access = replace(self.access(home, node.shape, index), mask=self.needed(node, index, mask))
+        if other is not None and not access.mask and mask:
+            # Every address is inside, but the value is wanted under the mask only.
+            access = replace(access, mask=mask)
+        args = () if other is None or not access.mask else (other,)
+        return self.add("load", args, node.dtype.compute, access)
+
+    def needed(self, node: Node, index: Index, mask: Mask) -> Mask:
+        """The mask, or none where every index is inside of the node anyway."""
+        for form, size in zip(index, node.shape, strict=True):
+            low, high = affine.interval(form, self.bounds)
+            if (
+                low is None
+                or high is None
+                or not sizes.nonnegative(low)
+                or not sizes.lt(high, size)
+            ):
+                return mask
+        return ()
+
+    def store(self, home: Home, shape: Sequence[Size], index: Index, value: int) -> None:
+        self.add("store", (value,), DType.F32, self.access(home, shape, index))
+
+    def access(
+        self, home: Home, shape: Sequence[Size], index: Index, *, extra: Size | None = None
+    ) -> Access:
+        """The address of element `index` of a tensor of `shape`. With `extra` there is one more
+        coordinate, of that size: an anchor's contracted one."""
+        rank = len(self.domain.sizes)
+        bounds = self.bounds if extra is None else (*self.bounds, (0, sizes.sub(extra, 1)))
+        total = affine.constant(home.offset)
+        terms: list[Term] = []
+        for form, size, stride in zip(index, shape, home.stride, strict=True):
+            if affine.lookups(form):
+                found = bare_look(form)
+                value = self.integer(form) if found is None else found
+                terms.append(Term(value, stride, size))
+            else:
+                total = affine.add(total, affine.scale(form, stride))
+        total = substitution.simplify(affine.recombine(total, bounds), bounds)
+        for atom, stride in total.terms.items():
+            if isinstance(atom, int):
+                continue
+            self.try_split(atom)
+            if extra is not None:
+                raise Indirect
+            terms.append(Term(self.integer(Affine(0, {atom: 1})), stride))
+        count = rank if extra is None else rank + 1
+        strides = tuple(total.terms.get(d, 0) for d in range(count))
+        return Access(home.buffer, total.const, strides, tuple(terms))
+
+    def try_split(self, atom: Atom) -> None:
+        """Raises Split where that makes the division go away."""
+        if not isinstance(atom, Div | Rem):
+            return
+        for inner in atom.arg.terms:
+            self.try_split(inner) if not isinstance(inner, int) else None
+        number = coordinate_number(atom.arg)
+        if number is None or number >= len(self.domain.sizes) or number in self.domain.locked:
+            return
+        count = sizes.exact_div(self.domain.sizes[number], atom.by)
+        if count is not None and count != 1:
+            raise Split(number, atom.by)
+
+    def integer(self, form: Affine) -> int:
+        """The value, i64, of a quasi-affine expression of the coordinates."""
+        result: int | None = None
+        for atom, coefficient in form.terms.items():
+            value = self._atom(atom)
+            if coefficient != 1:
+                factor = self.add("const", (), DType.I64, constant=coefficient)
+                value = self.add("mul", (value, factor), DType.I64)
+            result = value if result is None else self.add("add", (result, value), DType.I64)
+        if result is None or form.const != 0:
+            constant = self.add("const", (), DType.I64, constant=form.const)
+            result = constant if result is None else self.add("add", (result, constant), DType.I64)
+        return result
+
+    def _atom(self, atom: Atom) -> int:
+        if isinstance(atom, int):
+            return self.add("iota", (), DType.I64, constant=atom)
+        if isinstance(atom, Look):
+            return atom.tensor - VALUES
+        value = self.integer(atom.arg)
+        by = self.add("const", (), DType.I64, constant=atom.by)
+        if isinstance(atom, Div):
+            return self.add("floordiv", (value, by), DType.I64)
+        low, _ = affine.interval(atom.arg, self.bounds)
+        if low is not None and sizes.nonnegative(low):
+            return self.add("fmod", (value, by), DType.I64)
+        whole = self.add("floordiv", (value, by), DType.I64)
+        return self.add("sub", (value, self.add("mul", (whole, by), DType.I64)), DType.I64)
+
+
+class Indirect(Exception):  # noqa: N818 - a finding about an access, not an error
+    """An address that is not affine, where it has to be."""
+
+
+def look(value: int) -> Affine:
+    """A value of the body as an index expression."""
+    return Affine(0, {Look(VALUES + value, ()): 1})
+
+
+def bare_look(form: Affine) -> int | None:
+    """The value that a form is, if it is one and nothing else."""
+    if form.const == 0 and len(form.terms) == 1:
+        ((atom, coefficient),) = form.terms.items()
+        if isinstance(atom, Look) and coefficient == 1 and atom.tensor >= VALUES:
+            return atom.tensor - VALUES
+    return None
+
+
+def _looks(index: Index) -> bool:
+    return any(affine.lookups(i) for i in index)
+
+
+def alive(body: Sequence[Instr]) -> tuple[Instr, ...]:
+    """The instructions that a store needs, renumbered."""
+    needed: set[int] = set()
+    pending = [n for n, i in enumerate(body) if i.op == "store"]
+    while pending:
+        number = pending.pop()
+        if number not in needed:
+            needed.add(number)
+            pending += [*body[number].args, *_term_values(body[number])]
+    places = {old: new for new, old in enumerate(sorted(needed))}
+
+    def moved(access: Access | None) -> Access | None:
+        if access is None or not access.terms:
+            return access
+        terms = tuple(replace(t, value=places[t.value]) for t in access.terms)
+        return replace(access, terms=terms)
+
+    result = []
+    for number in sorted(needed):
+        instr = body[number]
+        constant = instr.constant
+        if instr.op in ("matmul", "attention"):
+            changed = {k: moved(v) for k, v in vars(constant).items() if isinstance(v, Access)}
+            constant = replace(constant, **changed)
+        args = tuple(places[a] for a in instr.args)
+        result.append(replace(instr, args=args, access=moved(instr.access), constant=constant))
+    return tuple(result)
+
+
+def _term_values(instr: Instr) -> list[int]:
+    accesses = [instr.access, *vars(instr.constant).values()] if instr.op in (
+        "matmul", "attention",
+    ) else [instr.access]  # fmt: skip
+    return [t.value for a in accesses if isinstance(a, Access) for t in a.terms]

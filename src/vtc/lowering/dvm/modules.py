@@ -1,0 +1,147 @@
+"""Steps over spaces -> modules over buffers: what lies between two eager calls is one program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+from torch import fx
+
+from vtc.index import Size, sizes
+from vtc.lowering.dvm.plan import EagerStep, ModuleStep, ScalarRef, Space, TensorRef
+from vtc.program.module import Branch, Buffer, BufferKind, Module, Step
+from vtc.program.tile import Access, Attention, Contraction, Instr, TileKernel
+
+Run = list[Step]
+
+
+def assemble(
+    steps: Sequence[Step | EagerStep], spaces: Sequence[Space], outputs: Sequence[Any]
+) -> tuple[ModuleStep | EagerStep, ...]:
+    """Modules and eager calls in order."""
+    runs: list[Run | EagerStep] = []
+    for step in steps:
+        if isinstance(step, EagerStep):
+            runs.append(step)
+        elif runs and isinstance(runs[-1], list):
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    used = [set(_used(run)) for run in runs]
+    wanted = set(_references(outputs))
+    made: list[ModuleStep | EagerStep] = []
+    for number, run in enumerate(runs):
+        if isinstance(run, EagerStep):
+            made.append(run)
+            continue
+        before = set().union(*used[:number])
+        after = wanted.union(*used[number + 1 :])
+        made.append(_module(run, spaces, used[number], before, after))
+    return tuple(made)
+
+
+def _used(run: Run | EagerStep) -> Iterator[int]:
+    """The spaces that a run reads or writes."""
+    if isinstance(run, EagerStep):
+        yield from _references((run.args, run.kwargs))
+        yield from (space for _, space in run.results)
+        return
+    for step in run:
+        if isinstance(step, Branch):
+            yield step.predicate
+            yield from _used(list(step.then))
+            yield from _used(list(step.otherwise))
+        else:
+            for access in _accesses(step):
+                yield access.buffer
+
+
+def _references(values: Any) -> list[int]:
+    found: list[int] = []
+
+    def collect(value: Any) -> Any:
+        if isinstance(value, TensorRef | ScalarRef):
+            found.append(value.space)
+        return value
+
+    fx.node.map_aggregate(values, collect)
+    return found
+
+
+def _accesses(kernel: TileKernel) -> Iterator[Access]:
+    for instr in kernel.body:
+        if instr.access is not None:
+            yield instr.access
+        if isinstance(instr.constant, Contraction | Attention):
+            yield from (a for a in vars(instr.constant).values() if isinstance(a, Access))
+
+
+def _module(
+    run: Run, spaces: Sequence[Space], used: set[int], before: set[int], after: set[int]
+) -> ModuleStep:
+    order = sorted(used)
+    places = {space: number for number, space in enumerate(order)}
+    buffers = []
+    for number in order:
+        space = spaces[number]
+        name = f"in{space.number}" if space.kind == "input" else f"t{number}"
+        kind: BufferKind = "temporary"
+        if space.kind == "input" or number in before:
+            kind = "input"
+        elif number in after:
+            kind = "output"
+        buffers.append(Buffer(name, kind, space.dtype, extent_of(space.shape, space.stride)))
+    steps = tuple(_placed(step, places) for step in run)
+    symbols = sorted(set(_symbols((steps, [b.extent for b in buffers]))))
+    module = Module(tuple(symbols), tuple(buffers), steps)
+    kept = [None if b.kind == "temporary" else n for n, b in zip(order, buffers, strict=True)]
+    return ModuleStep(module, tuple(kept))
+
+
+def extent_of(shape: Sequence[Size], stride: Sequence[Size]) -> Size:
+    """Elements from the first to the last of a tensor, both counted."""
+    if any(s == 0 for s in shape):
+        return 0
+    reach: Size = 1
+    for size, step in zip(shape, stride, strict=True):
+        reach = sizes.add(reach, sizes.mul(sizes.sub(size, 1), step))
+    return reach
+
+
+def _placed(step: Step, places: dict[int, int]) -> Step:
+    """The step over buffers."""
+    if isinstance(step, Branch):
+        then, otherwise = (
+            tuple(_placed(s, places) for s in arm) for arm in (step.then, step.otherwise)
+        )
+        return Branch(places[step.predicate], then, otherwise)
+    return replace(step, body=tuple(_placed_instr(i, places) for i in step.body))
+
+
+def _placed_instr(instr: Instr, places: dict[int, int]) -> Instr:
+    constant = instr.constant
+    if isinstance(constant, Contraction | Attention):
+        moved: dict[str, Any] = {
+            name: replace(a, buffer=places[a.buffer])
+            for name, a in vars(constant).items()
+            if isinstance(a, Access)
+        }
+        constant = replace(constant, **moved)
+    access = instr.access
+    if access is not None:
+        access = replace(access, buffer=places[access.buffer])
+    return replace(instr, access=access, constant=constant)
+
+
+def _symbols(value: Any) -> Iterator[str]:
+    """The names of the size symbols in steps and sizes."""
+    if isinstance(value, sympy.Expr):
+        yield from (str(s) for s in value.free_symbols)
+    elif isinstance(value, Iterable) and not isinstance(value, str):
+        for one in value:
+            yield from _symbols(one)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from _symbols(getattr(value, name))

@@ -1,0 +1,110 @@
+"""A lowered program: modules of kernels and eager calls in order, over buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from vtc.index import Size
+from vtc.program.dtypes import DType
+from vtc.program.module import Module
+
+
+@dataclass(frozen=True)
+class Space:
+    """A piece of memory while kernels are made: whose it is, and how it is laid out.
+
+    kind: "input", the caller's tensor `number`; "made", one that the program or an eager
+    call makes.
+    """
+
+    kind: Literal["input", "made"]
+    dtype: DType
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A view of a space: sizes, strides and offset in elements; None for all of it as it is."""
+
+    space: int
+    view: tuple[tuple[Size, ...], tuple[Size, ...], Size] | None = None
+
+
+@dataclass(frozen=True)
+class ScalarRef:
+    """The number that a space of one element holds."""
+
+    space: int
+
+
+@dataclass(frozen=True, eq=False)
+class EagerStep:
+    """An operator that runs as eager PyTorch.
+
+    args and kwargs hold TensorRefs and Sizes. results: (place, space) of each tensor result, place
+    None for the only one. symbols: the size symbols that the results tell: name, place of the
+    result, and the dimension (-1: the result is the number itself).
+    """
+
+    name: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[tuple[int | None, int], ...]
+    symbols: tuple[tuple[str, int | None, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleStep:
+    """Kernels as one program; `spaces` gives the space of each buffer that is no temporary."""
+
+    module: Module
+    spaces: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a call does. `symbols` says where the size symbols of the inputs come from: the number
+    of the input, and ("value", 0), ("size", d) or ("stride", d). outputs: TensorRefs, ScalarRefs,
+    Sizes and constants. splits: eager operators that the program is meant to be cut at, because
+    the size of what they give depends on data.
+    """
+
+    inputs: int
+    symbols: tuple[tuple[str, int, tuple[str, int]], ...]
+    spaces: tuple[Space, ...]
+    steps: tuple[ModuleStep | EagerStep, ...]
+    outputs: tuple[Any, ...]
+    constants: tuple[torch.Tensor, ...] = ()
+    splits: frozenset[str] = frozenset()
+
+    @property
+    def eager(self) -> tuple[str, ...]:
+        """The operators that run as eager PyTorch."""
+        return tuple(s.name for s in self.steps if isinstance(s, EagerStep))
+
+    @property
+    def copies(self) -> int:
+        """Kernels that only move data."""
+        kernels = [
+            kernel
+            for step in self.steps
+            if isinstance(step, ModuleStep)
+            for kernel in step.module.kernels()
+        ]
+        moving = {"load", "store", "const", "iota"}
+        return sum(all(i.op in moving for i in kernel.body) for kernel in kernels)
+
+    def __str__(self) -> str:
+        lines = []
+        for step in self.steps:
+            if isinstance(step, EagerStep):
+                lines.append(f"eager {step.name}")
+            else:
+                lines.append(str(step.module))
+        return "\n".join(lines)

@@ -1,0 +1,203 @@
+"""Rules of matrix products and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vtc.graph.rules import same
+from vtc.index import IndexMap, Size, axes, sizes
+from vtc.lowering.dvm.nodes import AttentionSpec, Node, Unsupported, broadcast
+from vtc.lowering.dvm.rules import Lowering, is_size, rule
+from vtc.program.dtypes import DType
+
+aten = torch.ops.aten
+
+
+def product(own: Lowering, left: Node, right: Node) -> Node:
+    """left [..., m, k] @ right [..., k, n] in the compute type of both."""
+    if not left.dtype.is_float or left.dtype is not right.dtype:
+        raise Unsupported(f"a product of {left.dtype} and {right.dtype}")
+    outer = broadcast(left.shape[:-2], right.shape[:-2])
+    shape = (*outer, left.shape[-2], right.shape[-1])
+    return own.graph.node("matmul", shape, left.dtype, (left, right))
+
+
+@rule(aten.mm.default, aten.bmm.default)
+def _mm(own: Lowering, a: Node, b: Node) -> Node:
+    return product(own, a, b)
+
+
+@rule(aten.matmul.default, aten.mv.default, aten.dot.default)
+def _matmul(own: Lowering, a: Node, b: Node) -> Node:
+    if not a.shape or not b.shape:
+        raise Unsupported("a product with a scalar")
+    left = a if len(a.shape) > 1 else own.graph.unsqueeze(a, 0)
+    right = b if len(b.shape) > 1 else own.graph.unsqueeze(b, len(b.shape))
+    found = product(own, left, right)
+    if len(a.shape) > 1 and len(b.shape) > 1:
+        return found
+    dropped = [d for d, one in ((-2, len(a.shape) == 1), (-1, len(b.shape) == 1)) if one]
+    return own.graph.squeeze(found, [d % len(found.shape) for d in dropped])
+
+
+@rule(aten.linear.default)
+def _linear(own: Lowering, x: Node, weight: Node, bias: Node | None = None) -> Node:
+    if not x.shape or len(weight.shape) != 2:
+        raise Unsupported("linear of these ranks")
+    turned = own.graph.permute(weight, [1, 0])
+    row = x if len(x.shape) > 1 else own.graph.unsqueeze(x, 0)
+    found = product(own, row, turned)
+    if len(x.shape) == 1:
+        found = own.graph.squeeze(found, [0])
+    return found if bias is None else own.arith("add", found, bias)
+
+
+def _combined(own: Lowering, found: Node, x: Node, beta: Any, alpha: Any) -> Node:
+    if not (isinstance(alpha, int | float) and alpha == 1):
+        found = own.arith("mul", found, alpha)
+    if isinstance(beta, int | float) and beta == 0:
+        return found
+    if not (isinstance(beta, int | float) and beta == 1):
+        x = own.arith("mul", x, beta)
+    return own.arith("add", found, x)
+
+
+@rule(aten.addmm.default, aten.baddbmm.default)
+def _addmm(own: Lowering, x: Node, a: Node, b: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
+    return _combined(own, product(own, a, b), x, beta, alpha)
+
+
+@rule(aten.addmv.default)
+def _addmv(own: Lowering, x: Node, a: Node, b: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
+    column = own.graph.unsqueeze(b, len(b.shape))
+    found = own.graph.squeeze(product(own, a, column), [1])
+    return _combined(own, found, x, beta, alpha)
+
+
+@rule(aten.outer.default)
+def _outer(own: Lowering, a: Node, b: Node) -> Node:
+    return own.arith("mul", own.graph.unsqueeze(a, len(a.shape)), b)
+
+
+@rule(aten.einsum.default)
+def _einsum(own: Lowering, equation: str, operands: Sequence[Node], path: Any = None) -> Node:
+    """Two operands, no ellipsis, no index repeated within an operand: one batched product."""
+    inputs, _, result = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    plain = all(len(set(t)) == len(t) and t.isalpha() for t in terms)
+    if len(operands) != 2 or not plain or not (result.isalpha() or not result):
+        raise Unsupported(f"einsum {equation}")
+    if "->" not in equation:
+        letters = "".join(terms)
+        result = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    (left, right), (a, b) = operands, terms
+    lengths: dict[str, Size] = dict(zip(a, left.shape, strict=True))
+    lengths |= {c: s for c, s in zip(b, right.shape, strict=True) if lengths.get(c, 1) == 1}
+    batch = [c for c in a if c in b and c in result]
+    summed = [c for c in a if c in b and c not in result]
+    rows = [c for c in a if c not in b]
+    columns = [c for c in b if c not in a]
+    if any(c not in result for c in (*rows, *columns)) or not summed:
+        raise Unsupported(f"einsum {equation}")
+    one = _grouped(own, left, a, (batch, rows, summed), lengths)
+    two = _grouped(own, right, b, (batch, summed, columns), lengths)
+    found = product(own, one, two)
+    order = [*batch, *rows, *columns]
+    whole = own.graph.reshape(found, [lengths[c] for c in order])
+    return own.graph.permute(whole, [order.index(c) for c in result])
+
+
+def _grouped(
+    own: Lowering,
+    x: Node,
+    term: str,
+    groups: tuple[list[str], list[str], list[str]],
+    lengths: dict[str, Size],
+) -> Node:
+    """x with its indices in groups: the first as they are, the other two as one dimension each."""
+    batch, second, third = groups
+    order = [*batch, *second, *third]
+    if any(s == 1 and lengths[c] != 1 for c, s in zip(term, x.shape, strict=True)):
+        raise Unsupported("einsum that broadcasts")
+    turned = own.graph.permute(x, [term.index(c) for c in order])
+    shape = [lengths[c] for c in batch]
+    shape += [sizes.product(lengths[c] for c in group) for group in (second, third)]
+    return own.graph.reshape(turned, shape)
+
+
+@rule(aten.scaled_dot_product_attention.default)
+def _attention(
+    own: Lowering,
+    query: Node,
+    key: Node,
+    value: Node,
+    mask: Node | None = None,
+    dropout: Any = 0.0,
+    causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Node:
+    ranks = {len(t.shape) for t in (query, key, value)}
+    wide = query.dtype.is_float and query.dtype is key.dtype is value.dtype
+    if dropout != 0 or not wide or len(ranks) != 1 or ranks.pop() < 3:
+        raise Unsupported("this form of attention")
+    if is_size(scale) or not (scale is None or isinstance(scale, int | float)):
+        raise Unsupported("a scale that changes")
+    if not same(query.shape[-1], value.shape[-1]):
+        raise Unsupported("values of another width than keys")
+    if not all(same(a, b) for a, b in zip(key.shape[:-2], value.shape[:-2], strict=True)):
+        raise Unsupported("keys and values of different heads")
+    operands = [query, key, value]
+    if mask is not None:
+        if mask.dtype is not DType.BOOL and not mask.dtype.is_float:
+            raise Unsupported(f"a mask of {mask.dtype}")
+        operands.append(mask)
+    spec = AttentionSpec(None if scale is None else float(scale), causal)
+    if enable_gqa and not same(query.shape[-3], key.shape[-3]):
+        return _grouped_attention(own, operands, spec)
+    return attention(own, operands, spec)
+
+
+def attention(own: Lowering, operands: Sequence[Node], spec: AttentionSpec) -> Node:
+    """Query, key, value and maybe a mask whose outer dimensions broadcast."""
+    query, key, value = operands[:3]
+    outer = broadcast(query.shape[:-2], key.shape[:-2])
+    shape = (*outer, query.shape[-2], value.shape[-1])
+    return own.graph.node("attention", shape, query.dtype, tuple(operands), spec)
+
+
+def _grouped_attention(own: Lowering, operands: Sequence[Node], spec: AttentionSpec) -> Node:
+    """Query heads in groups of those that share a key head: [..., heads, s, d] as
+    [..., key heads, group, s, d], where keys and values have one instead of a group."""
+    query, key = operands[:2]
+    heads, shared = query.shape[-3], key.shape[-3]
+    exact = sizes.exact_div(heads, shared)
+    group = sizes.floor_div(heads, shared) if exact is None else exact
+    apart = [_with_groups(own, x, heads, shared, group) for x in operands]
+    found = attention(own, apart, spec)
+    *outer, _, _, rows, columns = found.shape
+    shape = (*outer, heads, rows, columns)
+    at = axes(len(shape))
+    head = at[-3]
+    load = IndexMap.single(shape, [*at[:-3], head // group, head % group, *at[-2:]])
+    return own.graph.move(load, [found], stores=[_joined(found.shape, group)])
+
+
+def _joined(shape: Sequence[Size], group: Size) -> IndexMap:
+    """[..., key heads, group, s, d] -> [..., heads, s, d]."""
+    at = axes(len(shape))
+    return IndexMap.single(shape, [*at[:-4], at[-4] * group + at[-3], *at[-2:]])
+
+
+def _with_groups(own: Lowering, x: Node, heads: Size, shared: Size, group: Size) -> Node:
+    if len(x.shape) < 3:
+        return x
+    *outer, count, rows, columns = x.shape
+    if not same(count, heads):
+        return own.graph.unsqueeze(x, len(x.shape) - 2)
+    shape = (*outer, shared, group, rows, columns)
+    return own.graph.move(_joined(shape, group), [x], view=True)

@@ -1,0 +1,454 @@
+"""Rules of reductions, normalisations, softmax and scans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from vtc.index import IndexMap, Size, axes, sizes
+from vtc.lowering.dvm.nodes import Node, Unsupported
+from vtc.lowering.dvm.rules import Lowering, dims_of, dtype_of, rule, static, total
+from vtc.lowering.dvm.rules_pointwise import truth
+from vtc.program.dtypes import DType
+
+aten = torch.ops.aten
+
+
+def folded(own: Lowering, name: str, x: Node, dims: Sequence[int], keepdim: bool = False) -> Node:
+    """x folded over dims, dropped unless keepdim."""
+    found = own.graph.reduce(name, x, dims)
+    return found if keepdim else own.graph.squeeze(found, dims)
+
+
+def count(own: Lowering, x: Node, dims: Sequence[int], like: Node) -> Node:
+    """How many elements a fold over dims takes in, in the compute type of `like`."""
+    return own.graph.const(total([x.shape[d] for d in dims]), like.dtype.compute)
+
+
+def _wide(own: Lowering, x: Node) -> Node:
+    """x in its compute type, in which folds are done."""
+    return own.graph.cast(x, x.dtype.compute)
+
+
+def _rounded(own: Lowering, x: Node) -> Node:
+    return own.tagged(x) if x.dtype.is_float else own.graph.cast(x, own.dtype)
+
+
+@rule(aten.sum.default, aten.sum.dim_IntList)
+def _sum(
+    own: Lowering, x: Node, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Node:
+    wide = own.operand(x, own.dtype)
+    wide = own.graph.cast(wide, own.dtype.compute)
+    return _rounded(own, folded(own, "sum", wide, dims_of(dim, len(x.shape)), keepdim))
+
+
+@rule(aten.prod.default, aten.prod.dim_int)
+def _prod(
+    own: Lowering, x: Node, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Node:
+    wide = own.graph.cast(own.operand(x, own.dtype), own.dtype.compute)
+    return _rounded(own, folded(own, "prod", wide, dims_of(dim, len(x.shape)), keepdim))
+
+
+@rule(aten.mean.default, aten.mean.dim)
+def _mean(
+    own: Lowering, x: Node, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Node:
+    dims = dims_of(dim, len(x.shape))
+    wide = own.graph.cast(own.operand(x, own.dtype), own.dtype.compute)
+    return own.tagged(mean_of(own, wide, dims, keepdim))
+
+
+def mean_of(own: Lowering, x: Node, dims: Sequence[int], keepdim: bool = True) -> Node:
+    """The mean of a wide x over dims."""
+    found = folded(own, "sum", x, dims, keepdim)
+    return own.op("div", found, count(own, x, dims, found))
+
+
+def _extreme(name: str) -> Callable[..., Node]:
+    def lower(own: Lowering, x: Node, dim: Any = None, keepdim: bool = False) -> Node:
+        dims = dims_of(dim, len(x.shape))
+        if x.dtype is DType.BOOL:
+            return folded(own, "any" if name == "max" else "all", x, dims, keepdim)
+        return _rounded(own, folded(own, name, _wide(own, x), dims, keepdim))
+
+    return lower
+
+
+rule(aten.amax.default, aten.max.default)(_extreme("max"))
+rule(aten.amin.default, aten.min.default)(_extreme("min"))
+
+
+def _extreme_with_index(name: str) -> Callable[..., tuple[Node, Node]]:
+    def lower(own: Lowering, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
+        dims = dims_of(dim, len(x.shape))
+        if x.dtype is DType.BOOL:
+            raise Unsupported(f"{name} of bool with places")
+        wide = _wide(own, x)
+        best = folded(own, name, wide, dims, keepdim)
+        return _rounded(own, best), folded(own, f"arg{name}", wide, dims, keepdim)
+
+    return lower
+
+
+rule(aten.max.dim)(_extreme_with_index("max"))
+rule(aten.min.dim)(_extreme_with_index("min"))
+
+
+def _place(name: str) -> Callable[..., Node]:
+    def lower(own: Lowering, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
+        if x.dtype is DType.BOOL:
+            raise Unsupported(f"{name} of bool")
+        wide, graph = _wide(own, x), own.graph
+        if dim is not None:
+            return folded(own, name, wide, dims_of(dim, len(x.shape)), keepdim)
+        flat = folded(own, name, graph.reshape(wide, [total(x.shape)]), [0])
+        return graph.reshape(flat, [1] * len(x.shape)) if keepdim else flat
+
+    return lower
+
+
+rule(aten.argmax.default)(_place("argmax"))
+rule(aten.argmin.default)(_place("argmin"))
+
+
+def _quantified(name: str) -> Callable[..., Node]:
+    def lower(own: Lowering, x: Node, dim: Any = None, keepdim: bool = False) -> Node:
+        found = folded(own, name, truth(own, x), dims_of(dim, len(x.shape)), keepdim)
+        return own.graph.cast(found, own.dtype)
+
+    return lower
+
+
+rule(aten.any.default, aten.any.dim, aten.any.dims)(_quantified("any"))
+rule(aten.all.default, aten.all.dim, aten.all.dims)(_quantified("all"))
+
+
+@rule(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+def _count_nonzero(own: Lowering, x: Node, dim: Any = None) -> Node:
+    ones = own.graph.cast(truth(own, x), DType.I64)
+    return folded(own, "sum", ones, dims_of(dim, len(x.shape)))
+
+
+# Variance in two passes: the mean first, then the squares of what is left.
+
+
+def _variance(
+    own: Lowering, x: Node, dims: Sequence[int], correction: Any, keepdim: bool
+) -> tuple[Node, Node]:
+    wide = own.graph.cast(own.operand(x, own.dtype), own.dtype.compute)
+    mean = mean_of(own, wide, dims)
+    left = own.op("sub", wide, mean)
+    squares = own.graph.reduce("sum", own.op("mul", left, left), dims)
+    length = total([x.shape[d] for d in dims])
+    correction = 1 if correction is None else static(correction)
+    if isinstance(correction, float) and not correction.is_integer():
+        divisor: Node = own.op(
+            "sub", own.graph.const(length, wide.dtype), own.graph.const(correction, wide.dtype)
+        )
+    else:
+        divisor = own.graph.const(sizes.sub(length, int(correction)), wide.dtype)
+    divisor = own.op("maximum", divisor, own.number(0, divisor))
+    variance = own.op("div", squares, divisor)
+    if keepdim:
+        return variance, mean
+    return own.graph.squeeze(variance, dims), own.graph.squeeze(mean, dims)
+
+
+def _unbiased(rank: int, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any, bool]:
+    """(dims, correction, keepdim) of the overloads of var and std."""
+    dim: Any = None
+    correction: Any = options.get("correction", 1)
+    rest = list(args)
+    if rest and not isinstance(rest[0], bool):
+        dim = rest.pop(0)
+    if rest:
+        correction = int(bool(rest.pop(0))) if "correction" not in options else correction
+    if "unbiased" in options:
+        correction = int(bool(options["unbiased"]))
+    keepdim = bool(rest.pop(0)) if rest else bool(options.get("keepdim", False))
+    return dims_of(dim if dim is not None else options.get("dim"), rank), correction, keepdim
+
+
+@rule(aten.var.default, aten.var.dim, aten.var.correction)
+def _var(own: Lowering, x: Node, *args: Any, **options: Any) -> Node:
+    dims, correction, keepdim = _unbiased(len(x.shape), args, options)
+    return own.tagged(_variance(own, x, dims, correction, keepdim)[0])
+
+
+@rule(aten.std.default, aten.std.dim, aten.std.correction)
+def _std(own: Lowering, x: Node, *args: Any, **options: Any) -> Node:
+    dims, correction, keepdim = _unbiased(len(x.shape), args, options)
+    return own.tagged(own.op("sqrt", _variance(own, x, dims, correction, keepdim)[0]))
+
+
+@rule(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)
+def _var_mean(own: Lowering, x: Node, *args: Any, **options: Any) -> tuple[Node, Node]:
+    dims, correction, keepdim = _unbiased(len(x.shape), args, options)
+    variance, mean = _variance(own, x, dims, correction, keepdim)
+    return own.tagged(variance), own.tagged(mean)
+
+
+@rule(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)
+def _std_mean(own: Lowering, x: Node, *args: Any, **options: Any) -> tuple[Node, Node]:
+    dims, correction, keepdim = _unbiased(len(x.shape), args, options)
+    variance, mean = _variance(own, x, dims, correction, keepdim)
+    return own.tagged(own.op("sqrt", variance)), own.tagged(mean)
+
+
+# Softmax.
+
+
+def _shifted(own: Lowering, x: Node, dims: Sequence[int]) -> Node:
+    """x less its maximum, wide."""
+    wide = own.graph.cast(own.operand(x, own.dtype), own.dtype.compute)
+    return own.op("sub", wide, own.graph.reduce("max", wide, dims))
+
+
+@rule(aten.softmax.int, aten._softmax.default)
+def _softmax(own: Lowering, x: Node, dim: int, half_to_float: Any = False, **_: Any) -> Node:
+    dims = dims_of(dim, len(x.shape))
+    shifted = _shifted(own, x, dims)
+    top = own.op("exp", shifted)
+    return own.tagged(own.op("div", top, own.graph.reduce("sum", top, dims)))
+
+
+@rule(aten.log_softmax.int, aten._log_softmax.default)
+def _log_softmax(own: Lowering, x: Node, dim: int, half_to_float: Any = False, **_: Any) -> Node:
+    dims = dims_of(dim, len(x.shape))
+    shifted = _shifted(own, x, dims)
+    below = own.op("log", own.graph.reduce("sum", own.op("exp", shifted), dims))
+    return own.tagged(own.op("sub", shifted, below))
+
+
+@rule(aten.logsumexp.default)
+def _logsumexp(own: Lowering, x: Node, dim: Any, keepdim: bool = False) -> Node:
+    dims = dims_of(dim, len(x.shape))
+    wide = own.graph.cast(own.operand(x, own.dtype), own.dtype.compute)
+    top = own.graph.reduce("max", wide, dims)
+    # An infinite maximum would give inf - inf.
+    top = own.op("select", own.op("isinf", top), own.number(0, top), top)
+    inner = own.graph.reduce("sum", own.op("exp", own.op("sub", wide, top)), dims)
+    found = own.op("add", own.op("log", inner), top)
+    return own.tagged(found if keepdim else own.graph.squeeze(found, dims))
+
+
+# Normalisations.
+
+
+def _last_dims(x: Node, shape: Sequence[Size]) -> list[int]:
+    return list(range(len(x.shape) - len(shape), len(x.shape)))
+
+
+def _normalised(own: Lowering, x: Node, dims: Sequence[int], eps: Any) -> tuple[Node, Node, Node]:
+    """(x less its mean over its deviation, the mean, one over the deviation), wide."""
+    mean = mean_of(own, x, dims)
+    left = own.op("sub", x, mean)
+    variance = mean_of(own, own.op("mul", left, left), dims)
+    scale = own.op("rsqrt", own.op("add", variance, own.operand(eps, variance.dtype)))
+    return own.op("mul", left, scale), mean, scale
+
+
+def _affine(own: Lowering, x: Node, weight: Node | None, bias: Node | None) -> Node:
+    if weight is not None:
+        x = own.op("mul", x, own.operand(weight, x.dtype))
+    return x if bias is None else own.op("add", x, own.operand(bias, x.dtype))
+
+
+@rule(aten.layer_norm.default)
+def _layer_norm(
+    own: Lowering,
+    x: Node,
+    shape: Sequence[Size],
+    weight: Node | None = None,
+    bias: Node | None = None,
+    eps: Any = 1e-5,
+    *_: Any,
+) -> Node:
+    found, _mean, _scale = _normalised(own, _wide(own, x), _last_dims(x, shape), eps)
+    return own.tagged(_affine(own, found, weight, bias))
+
+
+@rule(aten.native_layer_norm.default)
+def _native_layer_norm(
+    own: Lowering,
+    x: Node,
+    shape: Sequence[Size],
+    weight: Node | None,
+    bias: Node | None,
+    eps: Any,
+) -> tuple[Node, Node, Node]:
+    found, mean, scale = _normalised(own, _wide(own, x), _last_dims(x, shape), eps)
+    kept = dtype_of(own.value[1].dtype)
+    return (
+        own.tagged(_affine(own, found, weight, bias)),
+        own.graph.cast(mean, kept),
+        own.graph.cast(scale, kept),
+    )
+
+
+@rule(aten.rms_norm.default)
+def _rms_norm(
+    own: Lowering, x: Node, shape: Sequence[Size], weight: Node | None = None, eps: Any = None
+) -> Node:
+    wide = _wide(own, x)
+    dims = _last_dims(x, shape)
+    if eps is None:
+        eps = torch.finfo(wide.dtype.torch_dtype).eps
+    power = mean_of(own, own.op("mul", wide, wide), dims)
+    scale = own.op("rsqrt", own.op("add", power, own.operand(eps, power.dtype)))
+    return own.tagged(_affine(own, own.op("mul", wide, scale), weight, None))
+
+
+@rule(aten.group_norm.default)
+def _group_norm(
+    own: Lowering,
+    x: Node,
+    groups: Size,
+    weight: Node | None = None,
+    bias: Node | None = None,
+    eps: Any = 1e-5,
+    *_: Any,
+) -> Node:
+    batch, channels, *rest = x.shape
+    exact = sizes.exact_div(channels, groups)
+    each = sizes.floor_div(channels, groups) if exact is None else exact
+    parted = _parted(own, _wide(own, x), (batch, groups, each, *rest))
+    found, _mean, _scale = _normalised(own, parted, list(range(2, len(parted.shape))), eps)
+    unit = [1] * len(rest)
+    placed = [
+        None
+        if p is None
+        else own.graph.reshape(_parted(own, p, (groups, each)), (groups, each, *unit))
+        for p in (weight, bias)
+    ]
+    found = own.tagged(_affine(own, found, *placed))
+    at = axes(len(x.shape))
+    load = IndexMap.single(x.shape, [at[0], at[1] // each, at[1] % each, *at[2:]])
+    return own.graph.move(load, [found], stores=[_channels(found.shape, 1)])
+
+
+def _parted(own: Lowering, x: Node, shape: Sequence[Size]) -> Node:
+    """x with its channels as two dimensions, groups and channels of a group."""
+    return own.graph.move(_channels(shape, 1 if len(x.shape) > 1 else 0), [x])
+
+
+def _channels(shape: Sequence[Size], dim: int) -> IndexMap:
+    """[..., groups, each, ...] -> [..., channels, ...]; the groups are dimension `dim`."""
+    at = axes(len(shape))
+    joined = at[dim] * shape[dim + 1] + at[dim + 1]
+    return IndexMap.single(shape, [*at[:dim], joined, *at[dim + 2 :]])
+
+
+@rule(aten._native_batch_norm_legit_no_training.default)
+def _native_batch_norm(
+    own: Lowering,
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    mean: Node,
+    variance: Node,
+    momentum: Any,
+    eps: Any,
+) -> tuple[Node, ...]:
+    found = _batch_norm(own, x, weight, bias, mean, variance, False, momentum, eps)
+    nothing = own.graph.broadcast(own.graph.const(0, DType.F32), (0,))
+    return found, nothing, nothing
+
+
+@rule(aten.batch_norm.default)
+def _batch_norm(
+    own: Lowering,
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    mean: Node | None,
+    variance: Node | None,
+    training: bool,
+    momentum: Any,
+    eps: Any,
+    *_: Any,
+) -> Node:
+    if training or mean is None or variance is None:
+        raise Unsupported("batch_norm on the statistics of the batch")
+    wide = _wide(own, x)
+    channel = [x.shape[1], *[1] * (len(x.shape) - 2)]
+
+    def placed(p: Node) -> Node:
+        return own.graph.cast(own.graph.reshape(p, channel), wide.dtype)
+
+    spread = own.op("add", placed(variance), own.operand(eps, wide.dtype))
+    found = own.op("mul", own.op("sub", wide, placed(mean)), own.op("rsqrt", spread))
+    parts = [None if p is None else placed(p) for p in (weight, bias)]
+    return own.tagged(_affine(own, found, *parts))
+
+
+# Vector norms.
+
+
+@rule(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim, aten.norm.Scalar)
+def _vector_norm(
+    own: Lowering, x: Node, order: Any = 2, dim: Any = None, keepdim: bool = False, **_: Any
+) -> Node:
+    dims = dims_of(dim, len(x.shape))
+    power = 2.0 if order is None else float(static(order))
+    wide = own.op("abs", own.graph.cast(own.operand(x, own.dtype), own.dtype.compute))
+    if power == math.inf:
+        return own.tagged(folded(own, "max", wide, dims, keepdim))
+    if power == -math.inf:
+        return own.tagged(folded(own, "min", wide, dims, keepdim))
+    if power == 0:
+        some = own.op("ne", wide, own.number(0, wide))
+        return own.tagged(folded(own, "sum", own.graph.cast(some, wide.dtype), dims, keepdim))
+    if power == 1:
+        return own.tagged(folded(own, "sum", wide, dims, keepdim))
+    if power == 2:
+        squares = folded(own, "sum", own.op("mul", wide, wide), dims, keepdim)
+        return own.tagged(own.op("sqrt", squares))
+    powers = folded(own, "sum", own.op("pow", wide, own.number(power, wide)), dims, keepdim)
+    return own.tagged(own.op("pow", powers, own.number(1 / power, powers)))
+
+
+# Scans.
+
+
+def _scan(name: str) -> Callable[..., Node]:
+    def lower(own: Lowering, x: Node, dim: int, *, dtype: Any = None) -> Node:
+        wide = own.graph.cast(own.operand(x, own.dtype), own.dtype.compute)
+        if not x.shape or x.shape[dim % len(x.shape)] == 1:
+            return _rounded(own, wide)
+        return _rounded(own, own.graph.scan(name, wide, dim % len(x.shape)))
+
+    return lower
+
+
+rule(aten.cumsum.default)(_scan("sum"))
+rule(aten.cumprod.default)(_scan("prod"))
+
+
+@rule(aten.diff.default)
+def _diff(
+    own: Lowering,
+    x: Node,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Node | None = None,
+    append: Node | None = None,
+) -> Node:
+    """Each element along a dimension less the one before it."""
+    if n != 1 or not x.shape:
+        raise Unsupported("differences of higher order")
+    d = dim % len(x.shape)
+    parts = [p for p in (prepend, x, append) if p is not None]
+    if any(p.dtype is not x.dtype or len(p.shape) != len(x.shape) for p in parts):
+        raise Unsupported("differences of mixed dtypes")
+    whole = own.graph.concat(parts, d) if len(parts) > 1 else x
+    length = own.shape[d]
+    later, earlier = (own.graph.slice(whole, d, start, length) for start in (1, 0))
+    if x.dtype is DType.BOOL:
+        return own.op("xor", later, earlier)
+    return own.arith("sub", later, earlier)

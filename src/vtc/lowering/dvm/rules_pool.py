@@ -1,0 +1,154 @@
+"""Rules of pooling: windows as shifted loads, one for each place in the window."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.utils._sympy.functions import Min
+
+from vtc.graph.rules import coordinates
+from vtc.index import Fill, IndexMap, Piece, Size, sizes
+from vtc.lowering.dvm.nodes import Node, Unsupported
+from vtc.lowering.dvm.rules import Lowering, rule, static
+from vtc.program.dtypes import DType
+
+aten = torch.ops.aten
+
+# A window of more places than this would be a kernel of too many loads.
+LARGEST = 64
+
+
+def _many(value: Any, rank: int, default: Any = None) -> list[int]:
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    if not given:
+        given = default
+    given = [int(static(g)) for g in given]
+    return given * rank if len(given) == 1 else given
+
+
+def shifted(
+    own: Lowering,
+    x: Node,
+    place: Sequence[int],
+    stride: Sequence[int],
+    pad: Sequence[int],
+    dilation: Sequence[int],
+    fill: float,
+) -> Node:
+    """The element at `place` of the window of each output, `fill` where it lies in the padding."""
+    shape = own.shape
+    rank = len(place)
+    at = coordinates(len(shape))
+    lower: list[Size] = [0] * len(shape)
+    upper: list[Size] = list(shape)
+    index: list[Any] = list(at)
+    for k in range(rank):
+        d = len(shape) - rank + k
+        start = place[k] * dilation[k] - pad[k]
+        index[d] = at[d] * stride[k] + start
+        lower[d] = max(0, -(start // stride[k])) if start < 0 else 0
+        reach = sizes.ceil_div(sizes.sub(x.shape[d], start), stride[k])
+        upper[d] = _least(reach, shape[d])
+    inside = Piece(lower, upper, 0, index)
+    pieces = [inside]
+    low: list[Size] = [0] * len(shape)
+    high: list[Size] = list(shape)
+    for d in range(len(shape) - rank, len(shape)):
+        for first, last in ((low[d], lower[d]), (upper[d], high[d])):
+            if first != last:
+                box = (low.copy(), high.copy())
+                box[0][d], box[1][d] = first, last
+                pieces.append(Piece(*box, Fill(fill)))
+        low[d], high[d] = lower[d], upper[d]
+    return own.graph.move(IndexMap(shape, pieces), [x])
+
+
+def _least(a: Size, b: Size) -> Size:
+    if sizes.le(a, b):
+        return a
+    if sizes.le(b, a):
+        return b
+    return Min(sympy.sympify(a), sympy.sympify(b))
+
+
+def _windows(
+    own: Lowering,
+    x: Node,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pad: Sequence[int],
+    dilation: Sequence[int],
+    fill: float,
+) -> list[Node]:
+    places = list(itertools.product(*(range(k) for k in kernel)))
+    if len(places) > LARGEST:
+        raise Unsupported(f"a window of {len(places)} places")
+    return [shifted(own, x, p, stride, pad, dilation, fill) for p in places]
+
+
+@rule(aten.max_pool2d.default, aten.max_pool1d.default, aten.max_pool3d.default)
+def _max_pool(
+    own: Lowering,
+    x: Node,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Node:
+    rank = _rank(own, x)
+    sides = _many(kernel, rank)
+    if not x.dtype.is_float:
+        raise Unsupported("max_pool of integers")
+    parts = _windows(
+        own, x, sides, _many(stride, rank, sides), _many(padding, rank), _many(dilation, rank),
+        float("-inf"),
+    )  # fmt: skip
+    return functools.reduce(lambda a, b: own.op("maximum", a, b), parts)
+
+
+@rule(aten.avg_pool2d.default, aten.avg_pool1d.default, aten.avg_pool3d.default)
+def _avg_pool(
+    own: Lowering,
+    x: Node,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: Any = None,
+) -> Node:
+    rank = _rank(own, x)
+    sides, pad = _many(kernel, rank), _many(padding, rank)
+    if ceil_mode or (any(pad) and not count_include_pad) or not x.dtype.is_float:
+        raise Unsupported("windows of different sizes")
+    wide = own.graph.cast(x, x.dtype.compute)
+    parts = _windows(own, wide, sides, _many(stride, rank, sides), pad, [1] * rank, 0.0)
+    whole = functools.reduce(lambda a, b: own.op("add", a, b), parts)
+    places = divisor if divisor is not None else functools.reduce(lambda a, b: a * b, sides)
+    return own.tagged(own.op("div", whole, own.number(static(places), whole)))
+
+
+def _rank(own: Lowering, x: Node) -> int:
+    """How many dimensions are pooled: all behind batch and channels."""
+    if len(x.shape) < 3 or x.dtype is DType.BOOL:
+        raise Unsupported("pooling without a batch")
+    return len(x.shape) - 2
+
+
+@rule(aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool1d.default)
+def _adaptive_avg_pool(own: Lowering, x: Node, size: Any) -> Node:
+    """To one element, which is the mean."""
+    rank = _rank(own, x)
+    if any(static(s) != 1 for s in _many(size, rank)):
+        raise Unsupported("adaptive pooling to several elements")
+    dims = list(range(2, len(x.shape)))
+    wide = own.graph.cast(x, x.dtype.compute)
+    total = own.graph.reduce("sum", wide, dims)
+    length = own.graph.const(sizes.product(x.shape[d] for d in dims), wide.dtype)
+    return own.tagged(own.op("div", total, length))

@@ -1,0 +1,401 @@
+"""A captured program -> tensor expressions.
+
+Each operator is a movement of the table, or has a rule, or is decomposed by PyTorch into operators
+that have; what is left runs as eager PyTorch. An operator whose result's size depends on data is
+such a call too, and what follows uses the new size.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from vtc import errors
+from vtc.graph.movement import BoundMovement, is_movement_target, movement_of
+from vtc.graph.program import Program, value_of
+from vtc.index import Size, sizes
+from vtc.lowering.dvm import (
+    rules_activation,
+    rules_contract,
+    rules_fold,
+    rules_make,
+    rules_pointwise,
+    rules_pool,
+)
+from vtc.lowering.dvm.nodes import (
+    Call,
+    Conditional,
+    Graph,
+    Node,
+    Scatter,
+    Unsupported,
+    Weak,
+)
+from vtc.lowering.dvm.rules import RULES, Lowering, dtype_of, shape_of
+from vtc.program.dtypes import DType
+
+aten = torch.ops.aten
+
+RULE_FILES = (
+    rules_pointwise,
+    rules_activation,
+    rules_fold,
+    rules_make,
+    rules_contract,
+    rules_pool,
+)
+
+# Checks of Dynamo's, which hold by the guards of the captured graph.
+_CHECKS = {
+    aten._assert_scalar.default,
+    aten._assert_async.default,
+    aten._assert_async.msg,
+    aten._assert_tensor_metadata.default,
+    aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+    torch._check,
+}
+_ITEM = (aten.item.default, aten._local_scalar_dense.default)
+# Python's arithmetic on changing floats, as scalar operators in f64.
+_FLOATS: dict[Any, str] = {
+    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "div",
+    operator.pow: "pow", operator.neg: "neg", operator.floordiv: "floordiv",
+    torch.sym_max: "maximum", torch.sym_min: "minimum", torch.sym_sqrt: "sqrt",
+    math.sqrt: "sqrt", math.exp: "exp", math.log: "log", math.sin: "sin", math.cos: "cos",
+    math.tanh: "tanh", operator.abs: "abs", abs: "abs",
+}  # fmt: skip
+
+
+@dataclass
+class Translation:
+    """What a program computes: `values` of its FX nodes, eager calls in order.
+
+    known: unbacked size symbols whose values are told by inputs or earlier calls. fakes: the fake
+    tensor of a node that an FX node gives. splits: calls that give sizes.
+    """
+
+    graph: Graph = field(default_factory=Graph)
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    known: set[Any] = field(default_factory=set)
+    fakes: dict[Node, torch.Tensor] = field(default_factory=dict)
+    splits: set[Call] = field(default_factory=set)
+
+    def value(self, argument: Any) -> Any:
+        """An argument of a call: Nodes, Weaks, Sizes and constants."""
+        return fx.node.map_aggregate(argument, self._leaf)
+
+    def _leaf(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            return self.values[argument]
+        if isinstance(argument, torch.SymInt):
+            return sizes.as_size(argument)
+        return argument
+
+
+def translate(program: Program) -> Translation:
+    """The whole program. Raises CaptureError for what the engine has no way to run."""
+    own = Translation()
+    for number, node in enumerate(program.inputs):
+        value = value_of(node)
+        if isinstance(value, torch.Tensor):
+            if value.device.type != "cpu":
+                raise errors.CaptureError(node.name, f"the DVM does not run on {value.device}")
+            dtype = _input_dtype(value)
+            found = own.graph.node("input", shape_of(value), dtype, (), number)
+            own.values[node], own.fakes[found] = found, value
+        else:
+            own.values[node] = _plain(value)
+        own.known |= free_unbacked_symbols(value) if _sized(value) else set()
+    for node in program.nodes:
+        found = own.values[node] = _translated(own, node, program.movements, calls=True)
+        if isinstance(found, Node):
+            own.fakes.setdefault(found, value_of(node))
+    return own
+
+
+def _sized(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat)
+
+
+def _input_dtype(value: torch.Tensor) -> DType:
+    try:
+        return dtype_of(value.dtype)
+    except Unsupported as error:
+        raise errors.CaptureError("an input", f"the DVM has no {value.dtype}") from error
+
+
+def _plain(value: Any) -> Any:
+    return sizes.as_size(value) if isinstance(value, torch.SymInt) else value
+
+
+def _translated(
+    own: Translation, node: fx.Node, movements: Mapping[fx.Node, BoundMovement], calls: bool
+) -> Any:
+    """The value of one FX node; `calls` allows eager calls."""
+    target, value = node.target, value_of(node)
+    if target in _CHECKS:
+        return None
+    if node in movements:
+        return _moved(own, movements[node])
+    if target is operator.getitem and not isinstance(own.values[node.args[0]], Node):
+        return own.values[node.args[0]][node.args[1]]
+    if is_movement_target(node) and all(u in movements for u in node.users):
+        return None
+    if target in _ITEM:
+        return _item(own, node, calls)
+    if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
+        return _plain(value)
+    if isinstance(value, torch.SymFloat):
+        return _float(own, node)
+    if isinstance(value, torch.SymBool):
+        return value.node.expr
+    if isinstance(value, bool | float | None):
+        return value
+    if target is torch.ops.higher_order.cond:
+        return _conditional(own, node)
+    args, kwargs = own.value((node.args, dict(node.kwargs)))
+    return _operator(own, node, target, args, kwargs, calls)
+
+
+def _moved(own: Translation, bound: BoundMovement) -> Node:
+    movement = bound.movement
+    sources = [own.values[n] for n in bound.sources]
+    lookups = [own.values[n] for n in bound.lookups]
+    if movement.inplace is not None:
+        base, written = sources
+        store = movement.store[1]
+        assert store is not None
+        operands = (base, written, *lookups)
+        return own.graph.node("scatter", base.shape, base.dtype, operands, Scatter(store))
+    assert movement.load is not None
+    return own.graph.move(movement.load, sources, lookups, movement.store, movement.view)
+
+
+def _item(own: Translation, node: fx.Node, calls: bool) -> Any:
+    """The value of a tensor as a Python number: a float stays on the device."""
+    value = value_of(node)
+    tensor = own.values[node.args[0]]
+    if isinstance(value, torch.SymFloat):
+        flat = own.graph.reshape(tensor, ())
+        return Weak(own.graph.cast(flat, DType.F64))
+    if not calls:
+        raise Unsupported("a number read in a decomposition")
+    _called(own, node, node.target, (tensor,), {})
+    return _plain(value)
+
+
+def _float(own: Translation, node: fx.Node) -> Weak | float:
+    name = "" if node.target is torch.sym_float else _FLOATS.get(node.target)
+    if name is None:
+        raise errors.CaptureError(str(node.target), "arithmetic on a changing number")
+    lowering = Lowering(own.graph, node.meta["val"])
+    operands = [lowering.operand(own.value(a), DType.F64) for a in node.args]
+    return Weak(own.graph.scalar(name, *operands) if name else operands[0])
+
+
+def _operator(
+    own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any, calls: bool
+) -> Any:
+    value = value_of(node)
+    try:
+        if _new_symbols(own, value):
+            raise Unsupported("a size that depends on data")
+        return _by_rule(own, node, target, args, kwargs)
+    except Unsupported:
+        if not calls:
+            raise
+    return _called(own, node, target, args, kwargs)
+
+
+def _by_rule(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+    """By the operator's rule, or by those of what it decomposes into. Raises Unsupported."""
+    value = value_of(node)
+    for leaf in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(leaf, torch.Tensor):
+            dtype_of(leaf.dtype)
+            if leaf.device.type != "cpu" or leaf.layout is not torch.strided:
+                raise Unsupported(f"a result on {leaf.device}")
+    rule = RULES.get(target)
+    if rule is not None:
+        try:
+            found = rule(Lowering(own.graph, value), *args, **kwargs)
+        except (Unsupported, TypeError):
+            # A TypeError: an argument that the rule does not know of.
+            pass
+        else:
+            return _conformed(own, found, value)
+    return _decomposed(own, node, target)
+
+
+def _conformed(own: Translation, found: Any, value: Any) -> Any:
+    """The rule's nodes with the dtypes and shapes that PyTorch says."""
+    if isinstance(found, tuple):
+        return tuple(_conformed(own, f, v) for f, v in zip(found, value, strict=True))
+    if not isinstance(found, Node):
+        return found
+    shape = shape_of(value)
+    if len(found.shape) != len(shape) or any(
+        a == 1 and b != 1 for a, b in zip(found.shape, shape, strict=True)
+    ):
+        found = own.graph.broadcast(found, shape)
+    return own.graph.cast(found, dtype_of(value.dtype))
+
+
+@functools.cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    return dict(torch._decomp.core_aten_decompositions())
+
+
+def _decomposed(own: Translation, node: fx.Node, target: Any) -> Any:
+    """The operator as PyTorch decomposes it, by the rules of what that gives."""
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in (
+        target.tags
+    ):
+        raise Unsupported(str(target))
+    given = [
+        a for a in node.all_input_nodes if isinstance(value_of(a), torch.Tensor | torch.SymInt)
+    ]
+    modes = [v.fake_mode for a in given if hasattr(v := value_of(a), "fake_mode")]
+    if not modes or any(isinstance(own.values[a], Weak) for a in node.all_input_nodes):
+        raise Unsupported(str(target))
+
+    def run(*values: Any) -> Any:
+        env = dict(zip(given, values, strict=True))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env.get(n, value_of(n)))
+        return target(*args, **kwargs)
+
+    try:
+        with torch.no_grad(), modes[0]:
+            traced = make_fx(
+                run, decomposition_table=_table(), tracing_mode="real", _allow_non_fake_inputs=True
+            )(*(value_of(a) for a in given))
+    except Exception as error:  # whatever an operator's decomposition does not do
+        raise Unsupported(str(target)) from error
+    inner = [n for n in traced.graph.nodes if n.op == "call_function"]
+    if any(n.target is target for n in inner) or any(
+        n.op == "get_attr" for n in traced.graph.nodes
+    ):
+        raise Unsupported(str(target))
+    placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
+    own.values |= {p: own.values[a] for p, a in zip(placeholders, given, strict=True)}
+    try:
+        movements = movements_in(inner)
+    except AssertionError as error:  # sizes that index algebra does not divide
+        raise Unsupported(str(target)) from error
+    for one in inner:
+        own.values[one] = _translated(own, one, movements, calls=False)
+    (output,) = (n for n in traced.graph.nodes if n.op == "output")
+    found = own.value(output.args[0])
+    return tuple(found) if isinstance(found, list | tuple) else found
+
+
+def movements_in(nodes: Sequence[fx.Node]) -> dict[fx.Node, BoundMovement]:
+    """The movement operators among nodes that no capture has looked at."""
+    found = {}
+    for node in nodes:
+        if isinstance(value_of(node), torch.Tensor) and not is_movement_target(node):
+            movement = movement_of(node)
+            if movement is not None:
+                found[node] = movement
+    return found
+
+
+def _new_symbols(own: Translation, value: Any) -> list[tuple[str, int | None, int]]:
+    """The size symbols that only the operator's result tells."""
+    found: list[tuple[str, int | None, int]] = []
+    several = isinstance(value, tuple | list)
+    for part, leaf in enumerate(value) if several else ((None, value),):
+        if isinstance(leaf, torch.Tensor):
+            places: Sequence[Any] = [(d, s) for d, s in enumerate(leaf.shape)]
+        elif isinstance(leaf, torch.SymInt):
+            places = [(-1, leaf)]
+        else:
+            continue
+        for d, size in places:
+            expression = sizes.as_size(size) if isinstance(size, torch.SymInt) else size
+            fresh = isinstance(expression, sympy.Symbol) and expression not in own.known
+            if fresh and free_unbacked_symbols(size):
+                found.append((str(expression), part, d))
+    return found
+
+
+def _called(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+    """The operator as an eager call."""
+    value = value_of(node)
+    symbols = _new_symbols(own, value)
+    own.known |= {sympy_symbol(value, part, d) for _, part, d in symbols}
+    call = Call(target, args, kwargs, value, str(target), tuple(symbols))
+    own.calls.append(call)
+    if symbols:
+        own.splits.add(call)
+    several = isinstance(value, tuple | list)
+    parts: list[Any] = []
+    for part, leaf in enumerate(value) if several else ((None, value),):
+        if isinstance(leaf, torch.Tensor):
+            if DType.of(leaf.dtype) is None or leaf.device.type != "cpu":
+                raise errors.CaptureError(
+                    str(target), f"the DVM has no {leaf.dtype} on {leaf.device}"
+                )
+            shape = shape_of(leaf)
+            parts.append(
+                own.graph.node(
+                    "external", shape, dtype_of(leaf.dtype), call.tensors(), (call, part)
+                )
+            )
+        else:
+            parts.append(_plain(leaf))
+    own.graph.results[call] = tuple(p for p in parts if isinstance(p, Node))
+    return tuple(parts) if several else parts[0]
+
+
+def sympy_symbol(value: Any, part: int | None, d: int) -> Size:
+    leaf = value if part is None else value[part]
+    return sizes.as_size(leaf if d < 0 else leaf.shape[d])
+
+
+def _conditional(own: Translation, node: fx.Node) -> Any:
+    """`torch.cond` as two arms."""
+    predicate, first, second, operands = node.args
+    condition = own.value(predicate)
+    if not isinstance(condition, Node):
+        raise errors.CaptureError("cond", "its predicate is no tensor")
+    lowering = Lowering(own.graph, value_of(predicate))
+    condition = own.graph.reshape(lowering.operand(condition, DType.BOOL), ())
+    arms = [_arm(own, module, own.value(operands)) for module in (first, second)]
+    pairs = list(zip(value_of(node), *arms, strict=True))
+    arms = [tuple(_conformed(own, p[k], p[0]) for p in pairs) for k in (1, 2)]
+    made = Conditional(condition, *arms)
+    results = tuple(
+        own.graph.node("arm", a.shape, a.dtype, (), (made, k)) for k, a in enumerate(arms[0])
+    )
+    own.graph.results[made] = results
+    return results
+
+
+def _arm(own: Translation, module: fx.Node, operands: Sequence[Any]) -> tuple[Any, ...]:
+    found: Any = module.graph.owning_module
+    for part in str(module.target).split("."):
+        found = getattr(found, part)
+    graph = found.graph
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    own.values |= dict(zip(placeholders, operands, strict=True))
+    inner = [n for n in graph.nodes if n.op == "call_function"]
+    movements = movements_in(inner)
+    for node in inner:
+        try:
+            own.values[node] = _translated(own, node, movements, calls=False)
+        except Unsupported as error:
+            raise errors.CaptureError(str(node.target), "in an arm of torch.cond") from error
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    return tuple(own.value(list(output.args[0])))

@@ -1,0 +1,57 @@
+"""Sizes that are 1 because a dimension is broadcast.
+
+Dynamo may trace a size as a symbol although it is 1 at the first call and an operator broadcasts
+it. The graph then holds for that size only, and its shapes do not say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from vtc.graph.program import Program, value_of
+from vtc.lowering.dvm import rules_activation, rules_pointwise
+from vtc.lowering.dvm.rules import RULES
+
+aten = torch.ops.aten
+
+_EXPANDING = {
+    aten.expand.default,
+    aten.expand_as.default,
+    aten.broadcast_to.default,
+    aten.baddbmm.default,
+    aten.addmm.default,
+}
+_POINTWISE = {rules_pointwise.__name__, rules_activation.__name__}
+
+
+def broadcasts_a_symbol(program: Program) -> bool:
+    """Is a dimension broadcast whose size is a symbol?"""
+    return any(True for node in program.nodes for _ in _broadcast(node))
+
+
+def _broadcast(node: fx.Node) -> Iterator[torch.SymInt]:
+    """The symbolic sizes of operands that are 1 where the node's result has another size."""
+    result, target = value_of(node), node.target
+    behind = 2 if target is aten.matmul.default else 0
+    rule = RULES.get(target)
+    pointwise = rule is not None and rule.__module__ in _POINTWISE
+    if not isinstance(result, torch.Tensor) or not (pointwise or behind or target in _EXPANDING):
+        return
+    for operand in node.all_input_nodes:
+        value = value_of(operand)
+        if isinstance(value, torch.Tensor):
+            count = min(value.dim(), result.dim())
+            for d in range(-count, -behind):
+                if _is_unit(value.shape[d], result.shape[d]):
+                    yield value.shape[d]
+
+
+def _is_unit(size: Any, whole: Any) -> bool:
+    if not isinstance(size, torch.SymInt) or not size.node.has_hint():
+        return False
+    expression = whole.node.expr if isinstance(whole, torch.SymInt) else whole
+    return bool(size.node.expr != expression) and size.node.hint == 1

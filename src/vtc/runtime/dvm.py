@@ -1,0 +1,254 @@
+"""Running a DVM plan: sizes in, a known encoding out, one call for each module.
+
+A call's sizes are looked up in a table of encodings; a new size is encoded, which is integer
+arithmetic. Outputs are allocated with eager PyTorch's strides, updated inputs are written in place.
+The function that does it is written out as text once a plan (`Program.source`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import sympy
+import torch
+from torch.utils._sympy.printers import PythonPrinter
+
+from vtc import errors
+from vtc.index import Size
+from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
+from vtc.program.module import Module
+from vtc.program.sizes import size_value
+from vtc.vm import machine
+
+# Encodings that are kept of one module; the oldest are dropped.
+KEPT = 1024
+
+
+class Encoded(Protocol):
+    """A module at known sizes."""
+
+    def run(self, pointers: Sequence[int], params: Sequence[float]) -> None:
+        """Runs it on one address a buffer, 0 for temporaries."""
+
+
+class Machine(Protocol):
+    """A module ready to be encoded."""
+
+    def encode(self, sizes: Sequence[int]) -> Encoded:
+        """The module at these values of its symbols."""
+
+
+@dataclass
+class Counters:
+    """What was done since the start of the process, for tests and reports.
+
+    captures: graphs lowered; encodes: modules encoded for a new tuple of sizes; compilations:
+    machine code compiled, which this engine never does; eager: operators run as eager PyTorch.
+    """
+
+    captures: int = 0
+    encodes: int = 0
+    compilations: int = 0
+    eager: int = 0
+
+    def reset(self) -> None:
+        self.captures = self.encodes = self.compilations = self.eager = 0
+
+
+counters = Counters()
+
+
+def native_machine() -> Callable[[Module], Machine]:
+    """The machine that runs modules. Raises EngineUnavailableError where it is not built."""
+    machine.instruction_set()
+    return machine.Machine
+
+
+class Program:
+    """A plan as a callable on the graph's inputs."""
+
+    def __init__(self, plan: Plan, make: Callable[[Module], Machine]) -> None:
+        self.plan = plan
+        self.machines = {
+            k: make(step.module)
+            for k, step in enumerate(plan.steps)
+            if isinstance(step, ModuleStep)
+        }
+        counters.captures += 1
+        self.source, names = _Writer(plan).text()
+        names.update({f"prepare{k}": self._preparer(k) for k in self.machines})
+        names["counters"] = counters
+        exec(compile(self.source, "<vtc program>", "exec"), names)
+        self.run: Callable[..., tuple[Any, ...]] = names["run"]
+        warn_of(plan)
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        return self.run(*args)
+
+    def _preparer(self, k: int) -> Callable[[dict[Any, Any], tuple[int, ...]], Any]:
+        """What a module's step needs for new sizes: its encoding, and the tensors to allocate."""
+        step = self.plan.steps[k]
+        assert isinstance(step, ModuleStep)
+        module, own = step.module, self.machines[k]
+        made = [self.plan.spaces[n] for n in allocated(step)]
+        names = stage_symbols(self.plan, step)
+
+        def prepare(memo: dict[Any, Any], values: tuple[int, ...]) -> Any:
+            known = dict(zip(names, values, strict=True))
+            encoded = own.encode([known[s] for s in module.symbols])
+            counters.encodes += 1
+            layouts = [
+                tuple(size_value(n, known) for n in part)
+                for space in made
+                for part in (space.shape, space.stride)
+            ]
+            if len(memo) >= KEPT:
+                memo.pop(next(iter(memo)))
+            memo[values] = found = (encoded.run, *layouts)
+            return found
+
+        return prepare
+
+
+def warn_of(plan: Plan) -> None:
+    """One warning an operator that runs eagerly though its result's size is known."""
+    for name in dict.fromkeys(plan.eager):
+        if name not in plan.splits:
+            reason = "the DVM has no kernel for it"
+            warnings.warn(errors.FallbackWarning(name, reason, "eager PyTorch"), stacklevel=4)
+
+
+def allocated(step: ModuleStep) -> list[int]:
+    """The spaces that the module is the first to write."""
+    return [
+        space
+        for buffer, space in zip(step.module.buffers, step.spaces, strict=True)
+        if buffer.kind == "output" and space is not None
+    ]
+
+
+def stage_symbols(plan: Plan, step: ModuleStep) -> list[str]:
+    """The symbols that a module and the tensors it allocates depend on, sorted."""
+    found = set(step.module.symbols)
+    for number in allocated(step):
+        space = plan.spaces[number]
+        for size in (*space.shape, *space.stride):
+            if isinstance(size, sympy.Expr):
+                found |= {str(s) for s in size.free_symbols}
+    return sorted(found)
+
+
+class _Writer:
+    """The text of `run(*inputs)`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {
+            "empty_strided": torch.empty_strided,
+            "as_strided": torch.as_strided,
+        }
+        self.printer = PythonPrinter()
+
+    def text(self) -> tuple[str, dict[str, Any]]:
+        plan = self.plan
+        for k, constant in enumerate(plan.constants):
+            self.names[f"a{plan.inputs + k}"] = constant
+        for name, number, (kind, d) in plan.symbols:
+            read = {"value": "", "size": f".shape[{d}]", "stride": f".stride({d})"}[kind]
+            self.lines.append(f"{name} = a{number}{read}")
+        for k, step in enumerate(plan.steps):
+            if isinstance(step, ModuleStep):
+                self._module(k, step)
+            else:
+                self._eager(k, step)
+        outputs = "".join(f"{self._argument(o)}, " for o in plan.outputs)
+        parameters = ", ".join(f"a{i}" for i in range(plan.inputs))
+        body = "\n    ".join([*self.lines, f"return ({outputs})"])
+        return f"def run({parameters}):\n    {body}\n", self.names
+
+    def _module(self, k: int, step: ModuleStep) -> None:
+        made = allocated(step)
+        names = stage_symbols(self.plan, step)
+        key = "".join(f"{n}, " for n in names)
+        self.names[f"memo{k}"] = {}
+        self.lines.append(f"key = ({key})")
+        self.lines.append(f"known = memo{k}.get(key) or prepare{k}(memo{k}, key)")
+        targets = "".join(f"shape{n}, stride{n}, " for n in made)
+        self.lines.append(f"call, {targets}= known")
+        for number in made:
+            self.names[f"dtype{number}"] = self.plan.spaces[number].dtype.torch_dtype
+            self.lines.append(
+                f"t{number} = empty_strided(shape{number}, stride{number}, dtype=dtype{number})"
+            )
+        pointers = "".join(
+            "0, " if n is None else f"{self._space(n)}.data_ptr(), " for n in step.spaces
+        )
+        self.lines.append(f"call(({pointers}), ())")
+
+    def _eager(self, k: int, step: EagerStep) -> None:
+        self.names[f"call{k}"] = step.target
+        args = [self._argument(a) for a in step.args]
+        args += [f"{name}={self._argument(a)}" for name, a in step.kwargs.items()]
+        self.lines.append(f"r{k} = call{k}({', '.join(args)})")
+        self.lines.append("counters.eager += 1")
+        for part, number in step.results:
+            value = f"r{k}" if part is None else f"r{k}[{part}]"
+            self.lines.append(f"t{number} = {value}")
+        for name, part, d in step.symbols:
+            value = f"r{k}" if part is None else f"r{k}[{part}]"
+            self.lines.append(f"{name} = {value}" if d < 0 else f"{name} = {value}.shape[{d}]")
+        for _, number in step.results:
+            stride = self._tuple(self.plan.spaces[number].stride)
+            self.lines.append(f"if t{number}.stride() != {stride}:")
+            self.lines.append(f"    t{number} = restrided(t{number}, {stride})")
+            self.names["restrided"] = restrided
+
+    def _space(self, number: int) -> str:
+        space = self.plan.spaces[number]
+        return f"a{space.number}" if space.kind == "input" else f"t{number}"
+
+    def _argument(self, value: Any) -> str:
+        if isinstance(value, TensorRef):
+            return self._tensor(value)
+        if isinstance(value, ScalarRef):
+            return f"{self._space(value.space)}.item()"
+        if isinstance(value, sympy.Basic):
+            return f"({self.printer.doprint(value)})"
+        if isinstance(value, list | tuple):
+            inner = "".join(f"{self._argument(v)}, " for v in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        if value is None or isinstance(value, bool | int | str):
+            return repr(value)
+        name = f"constant{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def _tensor(self, value: TensorRef) -> str:
+        name = self._space(value.space)
+        if value.view is None:
+            return name
+        shape, stride, offset = value.view
+        start = self._size(offset)
+        if self.plan.spaces[value.space].kind == "input":
+            start = f"{name}.storage_offset() + {start}"
+        return f"as_strided({name}, {self._tuple(shape)}, {self._tuple(stride)}, {start})"
+
+    def _tuple(self, values: Sequence[Size]) -> str:
+        return f"({''.join(f'{self._size(v)}, ' for v in values)})"
+
+    def _size(self, size: Size) -> str:
+        return str(size) if isinstance(size, int) else f"({self.printer.doprint(size)})"
+
+
+def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with the strides that the plan was made for, unless no element shows them."""
+    shape = tensor.shape
+    same = (s == 1 or a == b for s, a, b in zip(shape, tensor.stride(), stride, strict=True))
+    if 0 in shape or all(same):
+        return tensor
+    made = torch.empty_strided(shape, stride, dtype=tensor.dtype)
+    return made.copy_(tensor)

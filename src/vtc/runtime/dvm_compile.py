@@ -1,0 +1,180 @@
+"""From Dynamo's graph to a running DVM program, and how Dynamo is to trace for it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch import fx
+from torch._dynamo.utils import counters as dynamo_counters
+
+from vtc import errors
+from vtc.graph.capture import capture
+from vtc.graph.program import Program as Captured
+from vtc.lowering.dvm import Plan, lower
+from vtc.lowering.dvm.units import broadcasts_a_symbol
+from vtc.lowering.settings import Compiled, Settings
+from vtc.program.module import Module
+from vtc.runtime.calls import sharing
+from vtc.runtime.dvm import Machine, Program, native_machine
+from vtc.runtime.stock import Unsuitable, refuse_gradients
+from vtc.runtime.watch import guarded
+from vtc.virtual.record import (
+    GraphReport,
+    MovementTotals,
+    OperatorFate,
+    PeakBytes,
+    SearchStats,
+    VtogSummary,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def compile_graph(
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    settings: Settings,
+    machine: Callable[[Module], Machine] | None = None,
+) -> Compiled:
+    """One graph of Dynamo's -> a callable on its inputs, for every size of them.
+
+    What the DVM cannot run at all runs as eager PyTorch, with one warning that names the cause:
+    this engine never compiles machine code.
+    """
+    machine = machine or native_machine()
+    started = time.perf_counter()
+    try:
+        refuse_gradients(graph_module, inputs)
+        captured = capture(graph_module, inputs, branches=True)
+        if broadcasts_a_symbol(captured):
+            raise _TooWide
+        updated = [i for i, _ in captured.updates]
+        if sharing([*inputs, *captured.constants], updated):
+            raise errors.CaptureError("the graph", "arguments share storage, and one is updated")
+        capture_s = time.perf_counter() - started
+        plan = lower(captured)
+        run = Program(plan, machine)
+    except Unsuitable as finding:
+        return finding.instead
+    except _TooWide:
+        if symbolic_config.backed_size_oblivious:
+            raise  # to `_Traced`, which has the frame traced again
+        return _eager(graph_module, "the graph", "it broadcasts a size that is a symbol")
+    except errors.CaptureError as error:
+        return _eager(graph_module, error.model, error.reason)
+    except Exception as error:  # a bug of ours must not stop the user's model
+        logger.debug("lowering failed", exc_info=True)
+        first_line = str(error).partition("\n")[0]
+        return _eager(graph_module, "the graph", f"{type(error).__name__}: {first_line}")
+    if settings.records is not None:
+        compile_s = time.perf_counter() - started - capture_s
+        settings.records.append(record(len(settings.records), captured, plan, capture_s, compile_s))
+    return guarded(run, graph_module.forward, captured, ())
+
+
+class _TooWide(Exception):  # noqa: N818 - a finding about a graph, not an error
+    """The graph takes a size for any that has to be 1."""
+
+
+def _eager(graph_module: fx.GraphModule, what: str, reason: str) -> Compiled:
+    warnings.warn(errors.FallbackWarning(what, reason, "eager PyTorch"), stacklevel=3)
+    return graph_module.forward
+
+
+def record(
+    number: int, captured: Captured, plan: Plan, capture_s: float, compile_s: float
+) -> GraphReport:
+    """The report of one captured graph: movement is in the kernels' addresses."""
+    copies = plan.copies
+    moved = [
+        OperatorFate(m.movement.operator, node.name, "view" if m.movement.view else "folded")
+        for node, m in captured.movements.items()
+    ]
+    before = sum(not m.movement.view for m in captured.movements.values())
+    totals = MovementTotals(len(moved), 0, copies, before, copies, 0, 0)
+    notes = [f"{name} runs as eager PyTorch" for name in dict.fromkeys(plan.eager)]
+    return GraphReport(
+        name=f"graph{number}",
+        engine="dvm",
+        objective="latency",
+        movement=totals,
+        peak_bytes=PeakBytes(None, None),
+        vtog=VtogSummary(),
+        search=SearchStats(),
+        operators=tuple(moved),
+        schedule=str(plan),
+        texts={"captured graph": str(captured), "tile programs": str(plan)},
+        notes=tuple(notes),
+        capture_s=capture_s,
+        compile_s=compile_s,
+    )
+
+
+def dynamic(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compile(model, backend=backend, dynamic=True)` for sizes 0 and 1 too, and with
+    changing Python numbers and data-dependent sizes captured.
+
+    Dynamo's settings for that hold only while it traces a frame of this model.
+    """
+    context = torch._dynamo.optimize(backend=backend, dynamic=True)
+    context.callback = _Traced(context.callback)
+    return context(model)
+
+
+class _Traced:
+    """Dynamo's compilation of a frame.
+
+    A frame is traced with sizes 0 and 1 as sizes like others. What PyTorch cannot trace so
+    (dimensions that are broadcast because their size is 1 now), or only in pieces, it traces again
+    by its usual rules: nothing of the frame has run yet.
+    """
+
+    def __init__(self, callback: Any) -> None:
+        self._torchdynamo_orig_backend = callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torchdynamo_orig_backend, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        callback, breaks = self._torchdynamo_orig_backend, _graph_breaks()
+        try:
+            with _traced(oblivious=True):
+                found = callback(*args, **kwargs)
+            if _graph_breaks() == breaks:
+                return found
+        except torch._dynamo.exc.TorchDynamoException:
+            logger.debug("a frame is traced again", exc_info=True)
+        with _traced(oblivious=False):
+            return callback(*args, **kwargs)
+
+
+def _graph_breaks() -> int:
+    return sum(dynamo_counters["graph_break"].values())
+
+
+@contextlib.contextmanager
+def _traced(oblivious: bool) -> Iterator[None]:
+    config = torch._dynamo.config
+    before = (
+        config.capture_scalar_outputs,
+        config.capture_dynamic_output_shape_ops,
+        symbolic_config.backed_size_oblivious,
+    )
+    try:
+        _set(True, True, oblivious)
+        yield
+    finally:
+        _set(*before)
+
+
+def _set(scalars: bool, sizes: bool, oblivious: bool) -> None:
+    torch._dynamo.config.capture_scalar_outputs = scalars
+    torch._dynamo.config.capture_dynamic_output_shape_ops = sizes
+    symbolic_config.backed_size_oblivious = oblivious
