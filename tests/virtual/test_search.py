@@ -13,9 +13,10 @@ from vtc.graph.rules_concat import concat
 from vtc.graph.rules_slice import slice_
 from vtc.graph.rules_view import transpose
 from vtc.virtual.cost import CPU, GPU, StaticCost
+from vtc.virtual.exhaustive import TooManyChoicesError, exhaustive, optimality_gap
 from vtc.virtual.fates import fates
 from vtc.virtual.legality import legal
-from vtc.virtual.search import TooManyChoicesError, exhaustive, greedy, optimality_gap
+from vtc.virtual.search import greedy
 from vtc.virtual.vtog import build
 
 VIEWING = Rules(

@@ -22,6 +22,7 @@ from vtc.lowering.schedule import Schedule
 from vtc.lowering.settings import Settings
 from vtc.virtual import cost as costs
 from vtc.virtual import search
+from vtc.virtual.exhaustive import exhaustive, optimality_gap
 from vtc.virtual.search import SearchResult
 
 logger = logging.getLogger(__name__)
@@ -76,10 +77,10 @@ def _search(plan: Plan, settings: Settings) -> Choice:
         plan.graph, plan.vtog, plan.engine, pricing, budget_s=options.profile_budget_s
     )
     if options.search == "exhaustive":
-        best = search.exhaustive(
+        best = exhaustive(
             plan.graph, plan.vtog, plan.engine, pricing, max_choices=options.max_exhaustive
         )
-        found = dataclasses.replace(best, gap=search.optimality_gap(found.cost, best.cost))
+        found = dataclasses.replace(best, gap=optimality_gap(found.cost, best.cost))
     if settings.objective == "latency" and found.base_cost - found.cost < options.min_gain_us:
         found = dataclasses.replace(found, strategy=NOTHING, cost=found.base_cost)
     return Choice(found, static, settings.objective, pricing.profiles, pricing.cache_hits)
