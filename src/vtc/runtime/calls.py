@@ -130,25 +130,42 @@ class WeightWatch:
     ) -> None:
         self.run, self.renew = run, renew
         self.names, self.weights = tuple(names), tuple(weights)
-        self.folded = tuple(weights[k] for k in folded)
+        self.folded = [self.weights[k] for k in folded]
+        self.rest = [w for k, w in enumerate(self.weights) if k not in set(folded)]
         self.facts = tuple(map(TensorFacts.of, self.weights))
         self.lock = threading.Lock()
-        self.state = self._state()
+        self.seen, self.placed = self._look()
 
     def __call__(self, *args: Any) -> Any:
-        if self._state() != self.state:
-            self._renew()
+        # One pass that allocates nothing: between two calls the weights fall out of the caches, and
+        # fetching hundreds of them again is what the check costs.
+        for weight, version, address in self.seen:
+            if weight._version != version or weight.data_ptr() != address:
+                self._renew()
+                return self.run(*args)
+        for weight, address in self.placed:
+            if weight.data_ptr() != address:
+                self._renew()
+                return self.run(*args)
         return self.run(*args)
 
-    def _state(self) -> list[int]:
-        return [w.data_ptr() for w in self.weights] + [w._version for w in self.folded]
+    def _look(self) -> tuple[list[tuple[torch.Tensor, int, int]], list[tuple[torch.Tensor, int]]]:
+        """The folded weights with version and address, the others with their address."""
+        folded = [(w, w._version, w.data_ptr()) for w in self.folded]
+        return folded, [(w, w.data_ptr()) for w in self.rest]
+
+    def _changed(self) -> bool:
+        versions = (w._version != version for w, version, _ in self.seen)
+        held = (*((w, a) for w, _, a in self.seen), *self.placed)
+        return any(versions) or any(w.data_ptr() != address for w, address in held)
 
     def _renew(self) -> None:
         with self.lock:
-            state = self._state()
-            if state == self.state:
+            if not self._changed():
                 return
             for name, weight, facts in zip(self.names, self.weights, self.facts, strict=True):
                 if TensorFacts.of(weight) != facts:
                     raise errors.WeightsChangedError(name)
-            self.run, self.state = self.renew(), state
+            found = self._look()  # what changes during the compilation is seen by the next call
+            self.run = self.renew()
+            self.seen, self.placed = found
