@@ -8,6 +8,7 @@ from sympy import Symbol
 
 from index.chains import arange
 from vtc.index import Expr, IndexMap, NotRepresentable, Piece, axes
+from vtc.index.sizes import FloorDiv
 from vtc.index.strided import contiguous_strides
 
 s0, s1 = (Symbol(n, integer=True, positive=True) for n in ("s0", "s1"))
@@ -136,3 +137,17 @@ def test_what_depends_on_unknown_order_is_refused() -> None:
         part.restrict((0, 0), (s1, 8))
     with pytest.raises(ValueError, match="symbolic"):
         part.materialize([arange((2, 8))])
+
+
+def test_sizes_that_are_quotients_themselves():
+    """The reshapes of a channel shuffle: dividing by c // 2 once failed an assertion."""
+    half = FloorDiv(s0, 2)
+    split = IndexMap.reshape((2, half * 2, 6), (2, 2, half, 6))
+    swapped = split.compose({0: IndexMap.identity((2, half * 2, 6))})
+    turned = IndexMap.permute((2, 2, half, 6), (0, 2, 1, 3)).compose({0: swapped})
+    joined = IndexMap.reshape((2, half, 2, 6), (2, half * 2, 6)).compose({0: turned})
+    for number in (2, 6, 10):
+        x = arange((2, number, 6))
+        found = joined.substitute({s0: number}).materialize([x])
+        shuffled = x.view(2, 2, number // 2, 6).transpose(1, 2).reshape(2, number, 6)
+        assert torch.equal(found, shuffled)

@@ -320,8 +320,8 @@ def floor_div(a: Affine, by: Size, bounds: Bounds) -> Affine:
         # (g x + r) // (g d) = x // d for 0 <= r < g
         factor, inner, _ = factored
         exact = sizes.exact_div(by, factor)
-        assert exact is not None
-        return add(whole, floor_div(inner, exact, bounds))
+        if exact is not None:
+            return add(whole, floor_div(inner, exact, bounds))
     for atom, coefficient in rest.terms.items():
         if isinstance(atom, Div) and coefficient == 1:
             # (x // b + y) // d = (x + b y) // (b d)
@@ -357,8 +357,8 @@ def modulo(a: Affine, by: Size, bounds: Bounds) -> Affine:
         # (g x + r) % (g d) = g (x % d) + r for 0 <= r < g
         factor, inner, left = factored
         exact = sizes.exact_div(by, factor)
-        assert exact is not None
-        return recombine(add(scale(modulo(inner, exact, bounds), factor), left), bounds)
+        if exact is not None:
+            return recombine(add(scale(modulo(inner, exact, bounds), factor), left), bounds)
     return Affine(0, {Rem(rest, by): 1})
 
 
