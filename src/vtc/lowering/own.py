@@ -117,7 +117,7 @@ class Tuner:
         if best is None or times[best] >= timing.NEVER:
             return None
         logger.debug("%s: %s, %.2f us", step.name, best, times[best])
-        return _call(own.launches[best], own.results)
+        return as_step(own.launches[best], own.results)
 
 
 def _prepared(step: Step) -> Prepared | None:
@@ -159,7 +159,9 @@ def _operand_sets(own: Prepared) -> list[list[torch.Tensor]]:
     return [own.tensors, *(list(timing.operands(own.values)) for _ in more)]
 
 
-def _call(launch: Launch, results: Sequence[FakeTensor]) -> Callable[..., tuple[torch.Tensor, ...]]:
+def as_step(
+    launch: Launch, results: Sequence[FakeTensor]
+) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The launch as a step is called: over its operands, with new tensors for its results."""
     made = [(tuple(r.shape), tuple(r.stride()), r.dtype, r.device) for r in results]
 
