@@ -15,6 +15,9 @@ from vtc import errors
 from vtc.lowering.storage import extent_of
 from vtc.runtime.signature import TensorFacts
 
+ADDRESS: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
+VERSION: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+
 
 def sharing(inputs: Sequence[Any], updated: Sequence[int]) -> bool:
     """Do two inputs share storage while one of them is updated?"""
@@ -130,42 +133,25 @@ class WeightWatch:
     ) -> None:
         self.run, self.renew = run, renew
         self.names, self.weights = tuple(names), tuple(weights)
-        self.folded = [self.weights[k] for k in folded]
-        self.rest = [w for k, w in enumerate(self.weights) if k not in set(folded)]
+        self.folded = tuple(weights[k] for k in folded)
         self.facts = tuple(map(TensorFacts.of, self.weights))
         self.lock = threading.Lock()
-        self.seen, self.placed = self._look()
+        self.state = self._state()
 
     def __call__(self, *args: Any) -> Any:
-        # One pass that allocates nothing: between two calls the weights fall out of the caches, and
-        # fetching hundreds of them again is what the check costs.
-        for weight, version, address in self.seen:
-            if weight._version != version or weight.data_ptr() != address:
-                self._renew()
-                return self.run(*args)
-        for weight, address in self.placed:
-            if weight.data_ptr() != address:
-                self._renew()
-                return self.run(*args)
+        if self._state() != self.state:
+            self._renew()
         return self.run(*args)
 
-    def _look(self) -> tuple[list[tuple[torch.Tensor, int, int]], list[tuple[torch.Tensor, int]]]:
-        """The folded weights with version and address, the others with their address."""
-        folded = [(w, w._version, w.data_ptr()) for w in self.folded]
-        return folded, [(w, w.data_ptr()) for w in self.rest]
-
-    def _changed(self) -> bool:
-        versions = (w._version != version for w, version, _ in self.seen)
-        held = (*((w, a) for w, _, a in self.seen), *self.placed)
-        return any(versions) or any(w.data_ptr() != address for w, address in held)
+    def _state(self) -> list[int]:
+        return [*map(ADDRESS, self.weights), *map(VERSION, self.folded)]
 
     def _renew(self) -> None:
         with self.lock:
-            if not self._changed():
+            state = self._state()
+            if state == self.state:
                 return
             for name, weight, facts in zip(self.names, self.weights, self.facts, strict=True):
                 if TensorFacts.of(weight) != facts:
                     raise errors.WeightsChangedError(name)
-            found = self._look()  # what changes during the compilation is seen by the next call
-            self.run = self.renew()
-            self.seen, self.placed = found
+            self.run, self.state = self.renew(), state
