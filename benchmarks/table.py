@@ -38,7 +38,8 @@ def _milliseconds(row: dict[str, Any] | None) -> str:
 
 
 def _ratio(case: dict[str, Any]) -> str:
-    row = _row(case, "inductor") or _row(case, "inductor-best")
+    """Of stock torch.compile's time to vtc's: as it is, or frozen where vtc is."""
+    row = _row(case, "inductor-best" if case["config"]["freeze"] else "inductor")
     if row is None or row["ratio_to_vtc"] is None:
         return "-"
     ratio = row["ratio_to_vtc"]

@@ -125,7 +125,8 @@ def _inductor_best(case: Case, settings: Settings, progress: Progress) -> Prepar
         )
     candidates: dict[str, Prepared] = {}
     failed: list[str] = []
-    for name in case.best or ("",):
+    plain = ("",) if options or not case.best else ()
+    for name in (*plain, *case.best):
         progress(f"inductor-best: compiling {name or ', '.join(options)}")
         twin = case.twin(case.best[name] if name else None)
         compiled = (
@@ -137,7 +138,7 @@ def _inductor_best(case: Case, settings: Settings, progress: Progress) -> Prepar
             with torch._inductor.config.patch(options):  # Dynamo reads `freezing` too
                 prepared = _compiled("inductor-best", twin, compiled)
         except Exception as error:  # a variant that stock cannot compile is not its best one
-            failed.append(f"{name}: {_short(error)}")
+            failed.append(f"{name or 'the model as it is'}: {_short(error)}")
             continue
         prepared.engine = ", ".join(filter(None, (name, *options)))
         candidates[name] = prepared
