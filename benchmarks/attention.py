@@ -1,11 +1,13 @@
 """Decode attention by itself: our kernels, PyTorch's and flex_attention, on one CUDA device.
 
-    python benchmarks/attention.py [--cases llama3-b16] [--tune]
+    python benchmarks/attention.py [--cases llama3-b16] [--tune] [--flash3 LIBRARY]
 
 Each call is one query a sequence on a cache of 4,096 keys. Calls are captured in a CUDA graph, on
 operands that are used in turn so that none is found in a cache, and the replays are timed by
 events. Bandwidth counts keys and values once. --tune times every tiling that the kernels accept
-within reason, to revise what `vtc.kernels.attention.candidates` lists.
+within reason, to revise what `vtc.kernels.attention.candidates` lists. --flash3 takes the library
+of FlashAttention-3 as vLLM's wheel ships it (vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so). Every
+system's answer is compared with float64 before it is timed.
 """
 
 from __future__ import annotations
@@ -151,6 +153,40 @@ def flashinfer(case: Case) -> Callable[..., Tensor] | None:
     return call
 
 
+def flash3(case: Case) -> Callable[..., Tensor] | None:
+    """FlashAttention-3, where its library is loaded. It reads the cache through its strides."""
+    if not hasattr(torch.ops._vllm_fa3_C, "fwd"):
+        return None
+    forward = torch.ops._vllm_fa3_C.fwd
+
+    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+        cap = case.softcap or 0.0
+        # No new keys, lengths, pages, rotary tables nor scales of them; not causal, no
+        # window; splits and packing of heads by its own heuristics.
+        found = forward(
+            q, k, v, *(None,) * 20, case.dim**-0.5, False, -1, -1, cap, True, None, 0, None, 0,
+            None, 1, 0, None,
+        )  # fmt: skip
+        return found[0].transpose(1, 2)
+
+    return call
+
+
+def error(case: Case, call: Callable[..., Tensor], operands: list[Tensor]) -> float:
+    """The largest difference from float64, relative to the largest value."""
+    query, key, value, _ = (t.double() for t in operands)
+    repeats = case.heads // case.kv_heads
+    key, value = (t.repeat_interleave(repeats, 1) for t in (key, value))
+    scores = query @ key.mT * case.dim**-0.5
+    if case.softcap:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    expected = scores.softmax(-1) @ value
+    with torch.no_grad():
+        found = call(*operands).reshape(expected.shape).double()
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
 def tilings(case: Case, processors: int, *, tune: bool) -> list[Tiling]:
     shape = Shape(case.batch, case.heads, case.kv_heads, 1, case.context, case.dim)
     if not tune:
@@ -170,9 +206,14 @@ def main(
     cases: Annotated[str, typer.Option(help="Names, separated by commas.")] = "",
     tune: Annotated[bool, typer.Option("--tune", help="Time many tilings.")] = False,
     seconds: Annotated[float, typer.Option(help="Longest time for tuning one case.")] = 20.0,
+    library: Annotated[
+        Path | None, typer.Option("--flash3", help="Library of FlashAttention-3.")
+    ] = None,
     output: Annotated[Path, typer.Option(help="Result file.")] = RESULTS,
 ) -> None:
     """Measure decode attention."""
+    if library is not None:
+        torch.ops.load_library(str(library))
     names = [n for n in cases.split(",") if n]
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     rows: list[dict[str, Any]] = []
@@ -209,6 +250,7 @@ def measure(case: Case, processors: int, *, tune: bool, seconds: float) -> list[
         "vtc, bool mask": ours(case, best, masked=True),
         "flex_attention": flex(case),
         "flashinfer": flashinfer(case),
+        "flash_attention_3": flash3(case),
     }
     if case.softcap is None:
         calls |= {"sdpa": sdpa(masked=False), "sdpa, bool mask": sdpa(masked=True)}
@@ -217,13 +259,15 @@ def measure(case: Case, processors: int, *, tune: bool, seconds: float) -> list[
         if call is None:
             continue
         try:
+            off = error(case, call, sets[0])
             microseconds = replayed(call, sets)
-        except Exception as error:
-            print(f"{case.name}  {name}: {type(error).__name__}: {str(error)[:200]}")
+        except Exception as problem:
+            print(f"{case.name}  {name}: {type(problem).__name__}: {str(problem)[:200]}")
             continue
         bandwidth = case.bytes / microseconds * 1e-6
-        print(f"{case.name}  {name}: {microseconds:.2f} us, {bandwidth:.2f} TB/s")
-        rows.append({"case": asdict(case), "system": name, "us": microseconds, "TB/s": bandwidth})
+        print(f"{case.name}  {name}: {microseconds:.2f} us, {bandwidth:.2f} TB/s, error {off:.1e}")
+        measured = {"us": microseconds, "TB/s": bandwidth, "max_rel_error": off}
+        rows.append({"case": asdict(case), "system": name, **measured})
     return rows
 
 
