@@ -160,18 +160,25 @@ def _fastest(candidates: dict[str, Prepared], device: torch.device) -> Prepared:
 
 
 def _onnxruntime(case: Case, settings: Settings, progress: Progress) -> Prepared:
+    if case.device.type == "cuda":
+        return _exported("onnxruntime", exported.onnxruntime_cuda, case, progress)
+    _only_on_cpu("onnxruntime", case)
     return _exported("onnxruntime", exported.onnxruntime_session, case, progress)
 
 
 def _openvino(case: Case, settings: Settings, progress: Progress) -> Prepared:
+    _only_on_cpu("openvino", case)
     return _exported("openvino", exported.openvino_request, case, progress)
+
+
+def _only_on_cpu(system: str, case: Case) -> None:
+    if case.device.type != "cpu" or case.dtype != torch.float32:
+        raise Unsupported(f"{system} is compared on a CPU in float32")
 
 
 def _exported(
     system: str, load: Callable[[Any, Case], Callable[[], Any]], case: Case, progress: Progress
 ) -> Prepared:
-    if case.device.type != "cpu" or case.dtype != torch.float32:
-        raise Unsupported(f"{system} is compared on a CPU in float32")
     if case.updated():
         raise Unsupported(
             "the model updates its inputs in place, which an exported ONNX graph cannot: the "
@@ -186,7 +193,10 @@ def _exported(
         raise Unsupported(str(error)) from error
     captured = time.perf_counter()
     progress(f"{system}: loading")
-    run = load(model, twin)
+    try:
+        run = load(model, twin)
+    except exported.ExportError as error:
+        raise Unsupported(str(error)) from error
     loaded = time.perf_counter()
     run()
     return Prepared(
@@ -197,7 +207,7 @@ def _exported(
         first_call_s=time.perf_counter() - start,
         capture_s=captured - start,
         compile_s=loaded - captured,
-        engine="CPU",
+        engine=case.device.type.upper(),
         in_torch=False,
     )
 
