@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from vtc import errors
 from vtc.graph import program
 from vtc.graph.program import InputView, Program
+from vtc.graph.vmaps import functorch_restored, without_vmap
 
 aten = torch.ops.aten
 
@@ -41,13 +42,14 @@ def capture(
             if branches and node.target is torch.ops.higher_order.cond:
                 continue
             raise errors.CaptureError(str(node.target), "higher-order operators are not captured")
-    lifted, constants = lift_attributes(without_idle_autocast(graph_module))
     mode = detect_fake_mode(list(example_inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
+    lifted, constants = lift_attributes(without_idle_autocast(graph_module))
     fakes = [fake(mode, a) for a in (*example_inputs, *constants)]
+    lifted = without_vmap(lifted, fakes, mode)
     updated: list[int] = []
     run = functional(fx.Interpreter(lifted).run, updated)
     try:
-        with torch.no_grad(), mode, fx.traceback.preserve_node_meta():
+        with torch.no_grad(), mode, functorch_restored(), fx.traceback.preserve_node_meta():
             traced = make_fx(
                 run, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
             )(*fakes)
