@@ -23,6 +23,8 @@ from triton.language.extra import cuda, libdevice
 
 """
 
+PREFIX = "vtc_generated_"
+
 _modules: dict[str, ModuleType] = {}
 
 
@@ -36,9 +38,17 @@ def load(source: str, name: str, folder: Path | None = None) -> Any:
     digest = hashlib.sha256(text.encode()).hexdigest()[:20]
     module = _modules.get(digest)
     if module is None:
-        module = _import(_file(text, digest, folder), f"vtc_generated_{digest}")
+        module = _import(_file(text, digest, folder), f"{PREFIX}{digest}")
         _modules[digest] = module
     return getattr(module, name)
+
+
+def file_of(module: str) -> Path | None:
+    """The file of a generated module by its name; None for another module."""
+    found = sys.modules.get(module)
+    if not module.startswith(PREFIX) or found is None or found.__file__ is None:
+        return None
+    return Path(found.__file__)
 
 
 def _file(text: str, digest: str, folder: Path | None) -> Path:
