@@ -173,7 +173,7 @@ def test_machine_code_uses_tensor_cores_and_spills_nothing():
         for kernel in (kernels[0], kernels[-1]):
             options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
             more = scratch if kernel.partial_sums else {}
-            requests.append(Request(kernel.source, "kernel", types | more, {}, options))
+            requests.append(Request(kernel.source, "convolution", types | more, {}, options))
             labels.append((str(layer), kernel.name))
     found = compile_offline(requests)
     for label, machine in zip(labels, found, strict=True):

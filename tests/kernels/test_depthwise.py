@@ -91,7 +91,7 @@ def test_machine_code_moves_16_bytes_and_spills_nothing(kernel):
     types = {f"t{k}": pointer_text(t.dtype) for k, t in enumerate(tensors)}
     text = [depthwise_kernel(c, Tile(4, 16, 64, 4)) for c in (made.convolution, packed)]
     plain, fast = compile_offline(
-        [Request(k.source, "kernel", types, {}, {"num_warps": 4}) for k in text]
+        [Request(k.source, "depthwise", types, {}, {"num_warps": 4}) for k in text]
     )
     for machine in (plain, fast):
         assert machine.spills == 0

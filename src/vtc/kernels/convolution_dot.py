@@ -46,7 +46,7 @@ def dot_kernel(convolution: Convolution, tile: DotTile) -> Kernel:
     text = Text(lines, convolution.tensors)
     shared = ", sums, counters" if tile.splits > 1 else ""
     lines.add("@triton.jit")
-    with lines.block(f"def kernel({text.arguments}{shared}):"):
+    with lines.block(f"def convolution({text.arguments}{shared}):"):
         lines.add("part = tl.program_id(0)")
         lines.add("group = tl.program_id(1)")
         lines.add(f"m0 = part // {across} * {tile.pixels}")

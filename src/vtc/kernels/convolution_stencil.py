@@ -58,7 +58,7 @@ class Stencil:
 
 
 def stencil_kernel(stencil: Stencil, tile: Tile, name: str) -> Kernel:
-    """The kernel of one tile size."""
+    """The kernel of one tile size; the first word of `name` is that of its function."""
     n, height, width, channels = stencil.image
     window = stencil.window
     out_height, out_width = window.outputs(height, width)
@@ -69,7 +69,7 @@ def stencil_kernel(stencil: Stencil, tile: Tile, name: str) -> Kernel:
     text = Text(lines, stencil.tensors)
     output = (n, out_height, out_width, channels)
     lines.add("@triton.jit")
-    with lines.block(f"def kernel({text.arguments}):"):
+    with lines.block(f"def {name.split()[0]}({text.arguments}):"):
         lines.add("part = tl.program_id(0)")
         lines.add("n = tl.program_id(1)")
         lines.add(f"c0 = part % {across} * {tile.channels}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from vtc.program.tile import Instr
 
 @dataclass(frozen=True)
 class Kernel:
-    """Generated text (the function `kernel`, whose arguments are the tensors), grid and options.
+    """Generated text (a function whose arguments are the tensors), grid and options.
 
     partial_sums: f32 elements of scratch memory that programs sharing a tile hand to each other,
     given with a counter a tile as the last arguments; 0 where no tile is shared.
@@ -37,7 +38,9 @@ class Kernel:
     @property
     def function(self) -> Any:
         """The Triton function."""
-        return jit.load(self.source, "kernel")
+        named = re.search(r"^def (\w+)\(", self.source, re.MULTILINE)
+        assert named is not None
+        return jit.load(self.source, named[1])
 
     def launch(self) -> Launch:
         """The kernel as something to call."""
