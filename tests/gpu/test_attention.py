@@ -193,8 +193,8 @@ def chosen_everywhere(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_each_shape_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[Any] = []
-    replayed = choice._replayed
-    monkeypatch.setattr(choice, "_replayed", lambda *a: timed.append(a) or replayed(*a))
+    replayed = choice.timing.replayed
+    monkeypatch.setattr(choice.timing, "replayed", lambda *a: timed.append(a) or replayed(*a))
     layer = Layer(50.0).cuda().bfloat16().eval()
     options = {"cache_dir": tmp_path, "verify": False}
     counts = []
