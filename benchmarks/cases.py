@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from filelock import FileLock
 from rich.console import Console
 
 from vtc.bench import records, suite
 from vtc.bench.models import MODELS, check_device
+from vtc.bench.observe import Kernel
 from vtc.bench.peers import Settings, check_systems
 from vtc.bench.tables import notes_of, table_of
 from vtc.bench.timing import Effort
@@ -58,27 +61,51 @@ class Plan:
                     yield suite.Request(model, batch, self.device, settings=settings)
 
 
-def run(plan: Plan, output: Path, again: bool) -> None:
-    """Measure the plan's cases, writing the file after each one."""
-    cases = {records.case_key(case): case for case in records.read(output)}
-    done = {_short_key(case) for case in cases.values()}
-    for request in plan.requests():
+Details = Callable[[suite.Request, dict[str, list[Kernel]], dict[str, Any]], None]
+"""Receives what the result file has no place for: the request, kernels by system, the case."""
+
+
+def run(
+    plan: Plan,
+    output: Path,
+    again: bool,
+    requests: Sequence[suite.Request] | None = None,
+    details: Details | None = None,
+) -> None:
+    """Measure the plan's cases, or those given, writing the file after each one.
+
+    Several processes may write the same file, each its own cases.
+    """
+    done = {_short_key(case) for case in records.read(output)}
+    for request in plan.requests() if requests is None else requests:
         key = (request.model, request.batch, request.device, request.settings.freeze)
         if key in done and not again:
             console.print(f"{key}: in {output.name} already")
             continue
         start = time.perf_counter()
+        kernels: dict[str, list[Kernel]] = {}
         try:
-            case = suite.bench(request, plan.peers, plan.effort, console.print)
+            case = suite.bench(request, plan.peers, plan.effort, console.print, kernels)
         except VtcError as error:  # a missing package, say: the other models go on
             console.print(f"{key}: {error}", markup=False)
             continue
-        cases[records.case_key(case)] = case
-        records.write(output, cases.values())
+        merge(output, [case])
+        if details is not None:
+            details(request, kernels, case)
         console.print(table_of(case))
         for note in notes_of(case):
             console.print(note, markup=False, highlight=False)
         console.print(f"{key}: {time.perf_counter() - start:.0f} s in all")
+
+
+def merge(output: Path, cases: Iterable[dict[str, Any]]) -> None:
+    """Put cases into a result file in the place of those with the same key."""
+    with FileLock(f"{output}.lock"):
+        found = {records.case_key(case): case for case in records.read(output)}
+        found |= {records.case_key(case): case for case in cases}
+        models = list(MODELS)
+        ordered = sorted(found.values(), key=lambda c: (models.index(c["model"]), c["batch"] or 0))
+        records.write(output, ordered)
 
 
 def _short_key(case: dict[str, object]) -> tuple[object, ...]:

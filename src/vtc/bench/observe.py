@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -141,23 +142,48 @@ def movement(
     return round(len(durations) / CALLS), sum(durations) / CALLS / 1e3
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """CUDA kernels of one name in a call: how many, their microseconds in all, and whether they
+    only move values."""
+
+    name: str
+    calls: int
+    microseconds: float
+    moves: bool
+
+
+def kernels(run: Callable[[], object], device: torch.device) -> list[Kernel]:
+    """The CUDA kernels of one call, the longest first; none on a CPU."""
+    if device.type != "cuda":
+        return []
+    found: dict[str, list[float]] = {}
+    for name, microseconds in _cuda_kernels(run, device):
+        found.setdefault(name, []).append(microseconds)
+    listed = [Kernel(n, len(t), sum(t), is_cuda_movement(n)) for n, t in found.items()]
+    return sorted(listed, key=lambda k: -k.microseconds)
+
+
+def _cuda_kernels(run: Callable[[], object], device: torch.device) -> list[tuple[str, float]]:
+    torch.cuda.synchronize(device)
+    with _quiet_stderr(), profile(activities=[ProfilerActivity.CUDA]) as found:
+        run()
+        torch.cuda.synchronize(device)
+    events = found.profiler.kineto_results.events()
+    return [
+        (event.name(), event.duration_ns() / 1e3)
+        for event in events
+        if event.device_type() == DeviceType.CUDA
+    ]
+
+
 def _movement_us(run: Callable[[], object], device: torch.device) -> list[float]:
     """Microseconds of each kernel of one call that only moves data."""
-    on_cuda = device.type == "cuda"
-    if on_cuda:
-        torch.cuda.synchronize(device)
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    with _quiet_stderr(), profile(activities=activities) as found:
+    if device.type == "cuda":
+        return [time for name, time in _cuda_kernels(run, device) if is_cuda_movement(name)]
+    with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU]) as found:
         run()
-        if on_cuda:
-            torch.cuda.synchronize(device)
-    if not on_cuda:
-        return [e.cpu_time_total for e in found.events() or () if _outermost_movement(e)]
-    return [
-        event.duration_ns() / 1e3
-        for event in found.profiler.kineto_results.events()
-        if event.device_type() == DeviceType.CUDA and is_cuda_movement(event.name())
-    ]
+    return [e.cpu_time_total for e in found.events() or () if _outermost_movement(e)]
 
 
 def _outermost_movement(event: Any) -> bool:

@@ -22,6 +22,7 @@ from vtc.bench.narration import narrated
 from vtc.bench.timing import Effort, Progress, Timed, clock_of, interleave, silent, spread
 from vtc.errors import UnknownChoiceError
 from vtc.options import Engine, Objective
+from vtc.runtime.cuda_graph import launched_directly
 
 PEERS = ("eager", "inductor", "inductor-best", "onnxruntime", "openvino")
 SYSTEMS = ("vtc", *PEERS)
@@ -41,9 +42,9 @@ class Settings:
 class Prepared:
     """A system that is ready to be timed.
 
-    run: what is timed; on CUDA a replay of a captured graph where one could be captured. direct:
-    the same without the graph, for the profiler. in_torch: PyTorch's profiler sees its work.
-    capture_s, compile_s: see `records.Row`. engine: the variant that runs.
+    run: what is timed; on CUDA a replay of a captured graph where one could be captured, captured
+    in the same way for every system. direct: the same without that graph. in_torch: PyTorch's
+    profiler sees its work. capture_s, compile_s: see `records.Row`. engine: the variant that runs.
     """
 
     system: str
@@ -57,6 +58,11 @@ class Prepared:
     note: str | None = None
     in_torch: bool = True
     keep: list[Any] = field(default_factory=list)
+
+    def once(self) -> None:
+        """A call whose kernels are launched one by one, for the profiler."""
+        with launched_directly():
+            self.direct()
 
     def timed(self) -> Timed:
         return Timed(self.run, self.case.reset)
@@ -81,7 +87,7 @@ def prepare(system: str, case: Case, settings: Settings, progress: Progress = si
     """
     progress(f"{system}: preparing")
     prepared = _PREPARE[system](case, settings, progress)
-    if case.device.type == "cuda" and system != "vtc" and prepared.in_torch:
+    if case.device.type == "cuda" and prepared.in_torch:
         _capture_graph(prepared)
     return prepared
 

@@ -86,8 +86,11 @@ def bench(
     peers: Sequence[str],
     effort: Effort = USUAL_EFFORT,
     progress: Progress = silent,
+    kernels: dict[str, list[observe.Kernel]] | None = None,
 ) -> dict[str, Any]:
     """A bench case as its JSON object: vtc and the peers, timed and judged.
+
+    kernels: receives the CUDA kernels of one call of each system.
 
     Raises `VtcError` for a request that cannot be built. A peer that cannot run the case has a row
     of nulls with a note; so has vtc where it fails, so that the peers' figures are not lost.
@@ -97,7 +100,7 @@ def bench(
     with torch.no_grad():
         case = request.build()
         with fresh_compiler():
-            rows = _rows(case, (*peers, OWN_SYSTEM), request.settings, effort, progress)
+            rows = _rows(case, (*peers, OWN_SYSTEM), request.settings, effort, progress, kernels)
         record = request.record(case, rows).to_dict()
     del case
     gc.collect()
@@ -107,7 +110,12 @@ def bench(
 
 
 def _rows(
-    case: Case, systems: Sequence[str], settings: Settings, effort: Effort, progress: Progress
+    case: Case,
+    systems: Sequence[str],
+    settings: Settings,
+    effort: Effort,
+    progress: Progress,
+    kernels: dict[str, list[observe.Kernel]] | None,
 ) -> list[Row]:
     ready: dict[str, Prepared] = {}
     notes: dict[str, str] = {}
@@ -127,6 +135,8 @@ def _rows(
         progress,
     )
     observed = {name: _observe(prepared, progress) for name, prepared in ready.items()}
+    if kernels is not None:
+        kernels.update({name: _kernels(prepared) for name, prepared in ready.items()})
     judged = _judge(case, ready, progress)
     own = times.get(OWN_SYSTEM)
     rows = []
@@ -176,12 +186,19 @@ def _observe(prepared: Prepared, progress: Progress) -> Mapping[str, Any]:
     progress(f"{prepared.system}: profiling")
     case, device = prepared.case, prepared.case.device
     case.reset()
-    prepared.direct()
+    prepared.once()
     case.reset()
-    peak = observe.peak_bytes(prepared.direct, device)
-    kernels, milliseconds = observe.movement(prepared.direct, device, case.reset)
+    peak = observe.peak_bytes(prepared.once, device)
+    kernels, milliseconds = observe.movement(prepared.once, device, case.reset)
     case.reset()
     return {"peak_bytes": peak, "movement_kernels": kernels, "movement_ms": milliseconds}
+
+
+def _kernels(prepared: Prepared) -> list[observe.Kernel]:
+    prepared.case.reset()
+    found = observe.kernels(prepared.once, prepared.case.device) if prepared.in_torch else []
+    prepared.case.reset()
+    return found
 
 
 def _judge(case: Case, ready: Mapping[str, Prepared], progress: Progress) -> dict[str, Accuracy]:

@@ -8,9 +8,11 @@ valid over the next call; an output that is a view of an updated input stays tha
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -19,6 +21,20 @@ from vtc import errors
 
 CAPTURES = 8
 """Captures kept per compiled graph; the one not used for longest goes first."""
+
+
+_direct: ContextVar[bool] = ContextVar("direct", default=False)
+
+
+@contextlib.contextmanager
+def launched_directly() -> Iterator[None]:
+    """While it lasts, compiled graphs launch their kernels one by one: what they are and what they
+    allocate can be observed, which a replay hides."""
+    token = _direct.set(True)
+    try:
+        yield
+    finally:
+        _direct.reset(token)
 
 
 class CudaGraphs:
@@ -38,7 +54,7 @@ class CudaGraphs:
         self.refused = False
 
     def __call__(self, *args: Any) -> Any:
-        if self.refused or torch.cuda.is_current_stream_capturing():
+        if self.refused or _direct.get() or torch.cuda.is_current_stream_capturing():
             return self.run(*args)
         key = tuple([args[i].data_ptr() for i in self.in_place])
         capture = self.captures.get(key)
