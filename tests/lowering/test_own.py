@@ -13,7 +13,8 @@ from vtc.kernels.convolution_dot import dot_kernels
 from vtc.kernels.depthwise import depthwise_kernels
 from vtc.lowering import own
 from vtc.lowering.check import check
-from vtc.lowering.described import Undescribed, described
+from vtc.lowering.described import described
+from vtc.lowering.description import Undescribed
 from vtc.lowering.implement import implement
 from vtc.lowering.plan import NOTHING, Plan
 from vtc.lowering.profile import Pricing, isolated
@@ -66,7 +67,7 @@ class First:
     def fastest(self, step):
         self.steps += 1
         found = described(step)
-        kernels = depthwise_kernels(found.convolution) + dot_kernels(found.convolution)
+        kernels = depthwise_kernels(found.problem) + dot_kernels(found.problem)
         return own.as_step(kernels[0].launch(), found.results)
 
 
@@ -143,4 +144,4 @@ def test_an_operand_of_many_pieces_is_copied_first(captured):
     chosen = plan.schedule(strategy_of(plan, True))
     for step in chosen.steps:
         if step.implementation == "kernel":
-            assert len(described(step).convolution.pieces) <= 8
+            assert len(described(step).problem.pieces) <= 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Program:
     aliases: dict[int, InputView] = field(default_factory=dict)
     movements: dict[fx.Node, BoundMovement] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def symbolic(self) -> bool:
         """True when a size of an input is a symbol, so that one graph serves several shapes."""
         return any(not isinstance(value_of(n), torch.Tensor) or has_symbol(n) for n in self.inputs)

@@ -8,7 +8,7 @@ between regions are what planning decides about; those inside one region are the
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import fx
@@ -67,6 +67,15 @@ def group(program: Program, can_join: CanJoin) -> Grouping:
     for node in program.nodes:
         if node not in program.movements and not is_movement_target(node):
             builder.place(node)
+    return builder.finish()
+
+
+def arranged(program: Program, parts: Iterable[Iterable[fx.Node]]) -> Grouping:
+    """The grouping whose regions compute these operators: each of the program's in one part, no
+    part in a circle with others."""
+    builder = _Builder(program, lambda producer, consumer: False)
+    builder.members = [list(part) for part in parts]
+    builder.number = {n: k for k, nodes in enumerate(builder.members) for n in nodes}
     return builder.finish()
 
 

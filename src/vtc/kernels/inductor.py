@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from vtc.graph.movement import is_registered
@@ -16,6 +17,8 @@ from vtc.kernels import libraries
 from vtc.kernels.operators import Kind, kind
 from vtc.virtual.plan import Default, PlanMovement
 from vtc.virtual.strategy import Resolved
+
+aten = torch.ops.aten
 
 MOST_PIECES = 8
 """A kernel of ours walks the pieces of an operand one after another: a shuffled concat, whose
@@ -132,7 +135,8 @@ class InductorEngine:
         if kind(user) is Kind.OPAQUE:
             return False
         if self.grouping.region_of[user].name in self.own:
-            return user.args[0] is node and node not in user.args[1:]
+            through_map = user.args[1 if user.target is aten.addmm.default else 0]
+            return through_map is node and list(user.args).count(node) == 1
         return all(
             self.readable(user, position, node) is not None
             for position, operand in enumerate(user.args)

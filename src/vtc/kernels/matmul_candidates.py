@@ -37,6 +37,14 @@ def candidates(matmul: Matmul, rows: int | None = None) -> list[Config]:
     return [*dict.fromkeys(whole)]
 
 
+def likely(matmul: Matmul) -> list[Config]:
+    """The few of `candidates` that were among the fastest where all were measured
+    (benchmarks/matmul.py): what compiling a whole model can afford."""
+    found = candidates(matmul)
+    early = [c for c in found if c.early][:3]
+    return [*dict.fromkeys([*early, *[c for c in found if not c.early][:7]])]
+
+
 def _groups(matmul: Matmul) -> int:
     """The order of k in which the left operand falls into the fewest pieces with long runs."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 import warnings
 from collections.abc import Iterable
 
@@ -18,6 +19,7 @@ from vtc.lowering.own import own_plan
 from vtc.lowering.plan import NOTHING, Plan, device_of
 from vtc.lowering.profile import Pricing, ProfiledCost
 from vtc.lowering.record import Choice
+from vtc.lowering.remembered import Memory, Remembered
 from vtc.lowering.schedule import Schedule
 from vtc.lowering.settings import Settings
 from vtc.virtual import cost as costs
@@ -53,18 +55,39 @@ def choose(plan: Plan, settings: Settings) -> tuple[Choice, Schedule]:
 
     The empty strategy takes its place where no steps can carry it out.
     """
-    choice = _search(plan, settings)
+    memory = Memory.of(plan, settings)
+    choice = (_recalled(plan, settings, memory) if memory else None) or _search(plan, settings)
     try:
-        return choice, plan.schedule(choice.strategy)
+        schedule = plan.schedule(choice.strategy)
+        if memory and not memory.path.exists():
+            found = choice.result
+            memory.keep(Remembered(tuple(sorted(found.strategy)), found.cost, found.base_cost))
+        return choice, schedule
     except Unschedulable as reason:
         logger.info("nothing is virtual: %s", reason)
         return choice.without_virtual_tensors(), plan.schedule(NOTHING)
 
 
-def _search(plan: Plan, settings: Settings) -> Choice:
-    options = settings.options
+def _recalled(plan: Plan, settings: Settings, memory: Memory) -> Choice | None:
+    """The choice that was made for this program before, if it is legal."""
+    started, known = time.perf_counter(), memory.recall()
+    strategy = frozenset(known.edges) if known else NOTHING
+    if known is None or not strategy <= frozenset(range(len(plan.vtog.numbered))):
+        return None
+    if not plan.checker.legal(strategy):
+        return None
+    seconds = time.perf_counter() - started
+    found = SearchResult(strategy, known.cost, known.base_cost, 0, seconds)
+    return Choice(found, _static(plan, settings), settings.objective, 0, 1)
+
+
+def _static(plan: Plan, settings: Settings) -> costs.StaticCost:
     model = costs.GPU if plan.device.type == "cuda" else costs.CPU
-    static = costs.StaticCost(plan.graph, plan.vtog, plan.engine, model, settings.objective)
+    return costs.StaticCost(plan.graph, plan.vtog, plan.engine, model, settings.objective)
+
+
+def _search(plan: Plan, settings: Settings) -> Choice:
+    options, static = settings.options, _static(plan, settings)
     # The order of random operators is part of their meaning, so that they stay in one step.
     if options.materializes("all") or any(map(is_random, plan.program.nodes)):
         base = static.cost(NOTHING)

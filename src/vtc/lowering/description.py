@@ -1,7 +1,7 @@
-"""A step of the schedule as a description that our own kernels are generated from.
+"""Steps of the schedule as descriptions that our own kernels are generated from: what is common.
 
-The step's graph says what is computed: views of the arena as placeholders, movement operators that
-lie between them and the anchor, the anchor, pointwise operators, and stores by `copy_`. Movement
+A step's graph says what is computed: views of the arena as placeholders, movement operators that
+lie between them and the anchors, the anchors, pointwise operators, and stores by `copy_`. Movement
 becomes index maps, pointwise operators the epilogue; nothing else is known of a region here.
 
     before: cat = cat([a, b]); y = conv2d(cat, w); z = relu(y + bias); copy_(slice_of_base, z)
@@ -11,6 +11,8 @@ becomes index maps, pointwise operators the epilogue; nothing else is known of a
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +24,10 @@ from vtc.graph.program import is_tensor, value_of
 from vtc.index import expr
 from vtc.index.access import Layout
 from vtc.index.map import IndexMap
-from vtc.index.sizes import NotRepresentable
-from vtc.kernels.convolution import Convolution, Shape, Window
 from vtc.kernels.epilogue import Body, Tensor
 from vtc.kernels.operators import ANCHORS
 from vtc.lowering.dvm import translate
-from vtc.lowering.dvm.nodes import Graph, Node, Unsupported
+from vtc.lowering.dvm.nodes import Graph, Node
 from vtc.lowering.dvm.rules import RULES, Lowering, dtype_of, shape_of
 from vtc.lowering.schedule import Step
 from vtc.program.scalars import SCALARS
@@ -41,113 +41,91 @@ class Undescribed(Exception):  # noqa: N818 - an answer, not a failure
     """The step computes something that the description has no words for."""
 
 
-@dataclass(frozen=True, eq=False)
-class Described:
-    """A step's convolution over its operands, then over the results that a call allocates."""
+@dataclass(frozen=True)
+class Product:
+    """The sum of products of the anchor with this number, where a body takes it from."""
 
-    convolution: Convolution
-    results: tuple[torch.Tensor, ...]
-
-
-def described(step: Step) -> Described:
-    """The description of a step with one 2-D convolution. Raises Undescribed."""
-    try:
-        return _Describer(step).describe()
-    except (Unsupported, NotRepresentable, ValueError) as error:
-        raise Undescribed(str(error)) from error
+    number: int
 
 
-class _Describer:
+class Describer(ABC):
+    """Reads a step's graph. `own` is the map from the epilogue's domain to a result's index, and
+    `body` the epilogue that is being written."""
+
+    own: IndexMap
+
     def __init__(self, step: Step) -> None:
         self.nodes = list(step.graph.graph.nodes)
         self.placeholders = [n for n in self.nodes if n.op == "placeholder"]
         self.number = {n: k for k, n in enumerate(self.placeholders)}
-        anchors = [n for n in self.nodes if n.target in ANCHORS]
-        if len(anchors) != 1 or anchors[0].target is not aten.conv2d.default:
-            raise Undescribed("not one 2-D convolution")
-        if not all(map(is_tensor, self.placeholders)) or value_of(anchors[0]).dim() != 4:
+        self.anchors = [n for n in self.nodes if n.target in ANCHORS]
+        if not all(map(is_tensor, self.placeholders)):
             raise Undescribed("an operand that is no tensor")
-        self.anchor = anchors[0]
         self.graph = Graph()
         self.made: dict[fx.Node, Node] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the body of an epilogue."""
         self.body = Body()
         self.values: dict[tuple[Node, IndexMap], int] = {}
-        self.product: int | None = None
 
-    def describe(self) -> Described:
-        arguments = _arguments(self.anchor)
-        image, weight, bias, stride, padding, dilation, groups = arguments
-        n, c, h, w = map(int, value_of(image).shape)
-        height, width = map(int, value_of(weight).shape[2:])
-        window = Window((height, width), stride, padding, dilation)
-        output: Shape = (n, *window.outputs(h, w), int(value_of(weight).shape[0]))
-        if weight not in self.number:
-            raise Undescribed("a weight that is moved first")
-        self.output, self.bias = output, bias
-        own = IndexMap.single(output, [expr.axes(4)[d] for d in (0, 3, 1, 2)])
-        self.own = own.simplify()
-        results = self._stores()
-        tensors = [_tensor(value_of(p)) for p in self.placeholders] + [_tensor(r) for r in results]
-        source = IndexMap.single((n, h, w, c), [expr.axes(4)[d] for d in (0, 3, 1, 2)])
-        dtype = value_of(weight).dtype
-        found = Convolution(
-            image=(n, h, w, c),
-            source=source.compose({0: self._traced(image)}),
-            weight=self.number[weight],
-            channels=output[3],
-            window=window,
-            groups=groups,
-            body=self.body.build(),
-            tensors=tuple(tensors),
-            tf32=dtype is torch.float32 and torch.backends.cudnn.allow_tf32,
-        )
-        return Described(found, tuple(results))
+    @abstractmethod
+    def anchor(self, node: fx.Node, total: Node) -> Node:
+        """The value of an anchor whose sum of products is `total`."""
 
     # Stores.
 
-    def _stores(self) -> list[torch.Tensor]:
-        """Write the stores of the graph; the tensors that it returns."""
+    def results(self) -> list[torch.Tensor]:
+        """What the step returns: the last tensors of a call."""
+        (output,) = (n for n in self.nodes if n.op == "output")
+        return [value_of(value) for value in output.args[0]]
+
+    def stores(self) -> Iterator[tuple[fx.Node, int]]:
+        """Values, and the numbers of the tensors that they are stored into."""
         for node in self.nodes:
             if node.target is aten.copy_.default:
-                target, value = node.args[0], node.args[1]
-                self._store(value, self.number[target])
+                yield node.args[1], self.number[node.args[0]]
         (output,) = (n for n in self.nodes if n.op == "output")
-        results: list[torch.Tensor] = []
-        for value in output.args[0]:
+        for number, value in enumerate(output.args[0], len(self.placeholders)):
             if value.target is aten.copy_.default:
                 raise Undescribed("a result that is stored as well")
-            self._store(value, len(self.placeholders) + len(results))
-            results.append(value_of(value))
-        return results
+            yield value, number
 
-    def _store(self, value: fx.Node, number: int) -> None:
-        computed, home = self._home(value)
-        if tuple(value_of(computed).shape) != tuple(value_of(self.anchor).shape):
-            raise Undescribed("a result of another shape than the convolution's")
+    def store(self, value: fx.Node, number: int, shape: tuple[int, ...]) -> None:
+        """Write the store of a value of `shape`, an anchor's, into a tensor of the call."""
+        computed, home = self.home(value)
+        if tuple(value_of(computed).shape) != shape:
+            raise Undescribed("a result of another shape than the anchor's")
         stored = self._value(self._expression(computed), self.own)
         place = self.own.compose({0: home}).renumber({0: number})
         self.body.store(stored, place)
 
-    def _home(self, value: fx.Node) -> tuple[fx.Node, IndexMap]:
+    def home(self, value: fx.Node) -> tuple[fx.Node, IndexMap]:
         """The computed tensor that a value is moved from, and where its elements go in it."""
         bound = movement_of(value)
         if bound is None or is_movement_target(value):
             return value, IndexMap.identity(tuple(value_of(value).shape))
         if len(bound.sources) != 1 or bound.movement.store[0] is None:
             raise Undescribed(f"a result behind {value.target}")
-        computed, home = self._home(bound.sources[0])
+        computed, home = self.home(bound.sources[0])
         return computed, home.compose({0: bound.movement.store[0]})
 
     # Operands.
 
-    def _traced(self, node: fx.Node) -> IndexMap:
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors of a call: the operands, then what the step returns."""
+        values = [*map(value_of, self.placeholders), *self.results()]
+        return tuple(Tensor(dtype_of(v.dtype), Layout(v.shape, v.stride())) for v in values)
+
+    def traced(self, node: fx.Node) -> IndexMap:
         """A tensor that is moved only, as a map whose sources are numbers of placeholders."""
         if node in self.number:
             return IndexMap.identity(tuple(value_of(node).shape), self.number[node])
         bound = movement_of(node)
         if bound is None or bound.movement.load is None or bound.lookups:
             raise Undescribed(f"an operand behind {node.target}")
-        sources = {k: self._traced(s) for k, s in enumerate(bound.sources)}
+        sources = {k: self.traced(s) for k, s in enumerate(bound.sources)}
         return bound.movement.load.compose(sources)
 
     # Arithmetic.
@@ -164,8 +142,9 @@ class _Describer:
         shape, dtype = shape_of(value), dtype_of(value.dtype)
         if node in self.number:
             return self.graph.node("input", shape, dtype, (), self.number[node])
-        if node is self.anchor:
-            return self._anchor(shape, dtype)
+        if node in self.anchors:
+            product = Product(self.anchors.index(node))
+            return self.anchor(node, self.graph.node("input", shape, dtype, (), product))
         bound = movement_of(node)
         if bound is not None:
             if bound.movement.load is None or bound.lookups:
@@ -185,12 +164,15 @@ class _Describer:
             raise Undescribed(f"{node.target} has several results")
         return self.graph.cast(self.graph.broadcast(found, shape), dtype)
 
-    def _anchor(self, shape: Any, dtype: Any) -> Node:
-        total = self.graph.node("input", shape, dtype, (), "product")
-        if self.bias is None:
-            return total
-        bias = self.graph.reshape(self._expression(self.bias), (shape[1], 1, 1))
-        return self.graph.scalar("add", total, self.graph.broadcast(bias, shape))
+    def over_channels(self, bias: fx.Node, total: Node, dim: int) -> Node:
+        """`total` plus a vector over its dimension `dim`."""
+        size, after = total.shape[dim], len(total.shape) - dim - 1
+        vector = self.graph.reshape(self._expression(bias), (size, *[1] * after))
+        return self.graph.scalar("add", total, self.graph.broadcast(vector, total.shape))
+
+    def position(self, product: Product) -> int:
+        """The number of a product in the body that is being written."""
+        return product.number
 
     def _value(self, node: Node, index: IndexMap) -> int:
         """The number of the value of `node` at the coordinates that `index` gives."""
@@ -201,12 +183,10 @@ class _Describer:
 
     def _written(self, node: Node, index: IndexMap) -> int:
         body = self.body
-        if node.op == "input" and node.constant == "product":
+        if node.op == "input" and isinstance(node.constant, Product):
             if index.simplify().pieces != self.own.pieces:
                 raise Undescribed("the product is read in another order")
-            if self.product is None:
-                self.product = body.product()
-            return self.product
+            return body.product(self.position(node.constant))
         if node.op in ("input", "move"):
             return self._moved(node, index)
         if node.op == "const":
@@ -236,7 +216,7 @@ class _Describer:
 
     def _from_inputs(self, node: Node) -> IndexMap:
         """A moved node as a map whose sources are numbers of placeholders."""
-        if node.op == "input" and node.constant != "product":
+        if node.op == "input" and not isinstance(node.constant, Product):
             return IndexMap.identity(node.shape, node.constant)
         if node.op != "move":
             raise Undescribed("computed values are moved")
@@ -259,22 +239,6 @@ def _call(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     return aten.batch_norm.default, (*several.args[:5], False, *several.args[5:])
 
 
-def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    """(image, weight, bias, stride, padding, dilation, groups) of a conv2d call."""
-    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    defaults: tuple[Any, ...] = (None, None, None, 1, 0, 1, 1)
-    given = dict(zip(names, defaults, strict=True)) | dict(zip(names, node.args, strict=False))
-    given |= node.kwargs
-    for name in ("stride", "padding", "dilation"):
-        given[name] = _pair(given[name])
-    return tuple(given[name] for name in names)
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return (values[0], values[-1])
-
-
 def _broadcast(operand: Node, node: Node, index: IndexMap) -> IndexMap:
     """The coordinates of an operand of `node`, whose own are `index`."""
     if operand.shape == node.shape:
@@ -283,7 +247,3 @@ def _broadcast(operand: Node, node: Node, index: IndexMap) -> IndexMap:
     axes = expr.axes(len(node.shape))[missing:]
     inner = [0 if size == 1 else axis for size, axis in zip(operand.shape, axes, strict=True)]
     return index.compose({0: IndexMap.single(node.shape, inner)}).simplify()
-
-
-def _tensor(value: torch.Tensor) -> Tensor:
-    return Tensor(dtype_of(value.dtype), Layout(tuple(value.shape), tuple(value.stride())))

@@ -16,7 +16,7 @@ from torch._inductor.compile_fx import compile_fx
 from vtc import errors
 from vtc.graph.program import Program, value_of
 from vtc.lowering.record import place
-from vtc.lowering.schedule import Operand, Step
+from vtc.lowering.schedule import Operand, Step, signature
 
 Implementation = Callable[..., Any]
 
@@ -54,6 +54,26 @@ def implement(
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         warnings.warn(errors.FallbackWarning(what, reason, where=where), stacklevel=2)
         return step.graph.forward, step
+
+
+def implemented(
+    steps: Sequence[Step], program: Program, *, freeze: bool, tuner: Tuner | None = None
+) -> list[tuple[Implementation, Step]]:
+    """`implement` for each step; steps that are alike share what is compiled (layers of a model
+    mostly are), unless weights are frozen into it."""
+    made: dict[str, Implementation] = {}
+    found: list[tuple[Implementation, Step]] = []
+    for step in steps:
+        plain = all(n.op != "get_attr" for n in step.graph.graph.nodes)
+        shared = plain and not freeze and step.implementation == "inductor"
+        key = signature(step) if shared else ""
+        if key in made:
+            found.append((made[key], step))
+            continue
+        found.append(implement(step, program, freeze=freeze, tuner=tuner))
+        if shared:
+            made[key] = found[-1][0]
+    return found
 
 
 def inductor(

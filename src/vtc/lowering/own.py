@@ -1,12 +1,14 @@
 """Regions that our own kernels compute: which they are, and the fastest kernel for each.
 
-A region is ours where its step can be described (`described`); what it reads and stores through
-index maps then costs no copy. Every way to run the description is timed on random operands, in
-CUDA graphs, and the times are kept in the profile cache.
+A region is ours where its step can be described (`described`): a convolution, or matmuls of a few
+rows. What it reads and stores through index maps then costs no copy. Every way to run the
+description is timed on random operands, in CUDA graphs, and the times are kept in the profile
+cache.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -15,30 +17,69 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import fx
 from torch._subclasses import FakeTensor
 
 from vtc.graph.layout import channels_last, is_channels_last
 from vtc.graph.program import Program, value_of
+from vtc.kernels import matmul_candidates
 from vtc.kernels.convolution import Launch
 from vtc.kernels.convolution_candidates import likely
+from vtc.kernels.matmul import Matmul
+from vtc.kernels.matmul_text import build
+from vtc.kernels.operators import CONVOLUTIONS
+from vtc.kernels.precompile import precompile
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
-from vtc.lowering.described import Undescribed, described
+from vtc.lowering.describe_matmul import call_of
+from vtc.lowering.described import described
+from vtc.lowering.description import Undescribed
+from vtc.lowering.implement import inductor
+from vtc.lowering.kernel_regions import cut
 from vtc.lowering.plan import NOTHING, Plan
-from vtc.lowering.profile import isolated, signature
-from vtc.lowering.schedule import Step
+from vtc.lowering.profile import isolated
+from vtc.lowering.schedule import Step, signature
 
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 
+FEW_ROWS = 64
+"""Rows of a matmul up to which our kernels are tried: libraries are at their best with more."""
+
+MATMUL_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
 
 def own_plan(program: Program) -> Plan:
-    """The plan of a program in channels-last whose regions are ours where they can be; the plan of
-    the program as it is where none can."""
+    """The plan of a program whose regions are ours where they can be: in channels-last where it has
+    convolutions of ours, and with projections that share their rows as one region. The plan of the
+    program as it is where no region is ours."""
     plan = Plan.of(channels_last(program))
-    own = own_regions(plan)
-    return Plan.of(plan.program, own) if own else Plan.of(program)
+    whole = own_regions(plan)
+    others = {n for r in plan.grouping.regions if r.name not in whole for n in r.nodes}
+    chosen = frozenset(
+        n for n in plan.program.nodes if _few_rows(n) or (n in others and n.target in CONVOLUTIONS)
+    )
+    while True:
+        divided = cut(plan.program, plan.grouping, chosen)
+        ours = Plan.of(plan.program, grouping=divided) if chosen else plan
+        own = own_regions(ours)
+        refused = {n for r in ours.grouping.regions if r.name not in own for n in r.nodes}
+        if not chosen & refused:
+            break
+        chosen -= refused
+    return Plan.of(plan.program, own, ours.grouping) if own else Plan.of(program)
+
+
+def _few_rows(node: fx.Node) -> bool:
+    """A matmul whose weight is most of what moves: what our kernels are for."""
+    call = call_of(node)
+    if call is None or value_of(node).dtype not in MATMUL_TYPES:
+        return False
+    sizes = [*value_of(call.rows).shape, *value_of(call.weight).shape]
+    if not all(isinstance(n, int) for n in sizes):
+        return False
+    return 0 < value_of(call.rows).numel() <= FEW_ROWS * value_of(call.rows).shape[-1]
 
 
 def own_regions(plan: Plan) -> frozenset[str]:
@@ -47,11 +88,15 @@ def own_regions(plan: Plan) -> frozenset[str]:
     found = set()
     for region in plan.grouping.regions:
         try:
-            described(isolated(region, homes))
+            problem = described(isolated(region, homes)).problem
         except Undescribed as reason:
             logger.debug("%s is not ours: %s", region.name, reason)
             continue
-        if all(is_channels_last(value_of(node)) for node in region.writes):
+        if isinstance(problem, Matmul):
+            ours = problem.m <= FEW_ROWS
+        else:
+            ours = all(is_channels_last(value_of(node)) for node in region.writes)
+        if ours:
             found.add(region.name)
     return frozenset(found)
 
@@ -64,21 +109,26 @@ class Prepared:
     launches: dict[str, Launch]
     values: tuple[Any, ...]
     tensors: list[torch.Tensor]
+    matmul: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Tuner:
-    """Finds the fastest launch of a step. Times are in microseconds, by step and launch name."""
+    """Finds the fastest launch of a step. Times are in microseconds, by step and launch name.
+
+    constants: the numbers of the graph's inputs that are weights, which no kernel writes.
+    """
 
     cache: ProfileCache
     progress: Progress
+    constants: frozenset[int] = frozenset()
     prepared: dict[str, Prepared] = field(default_factory=dict)
 
     def prepare(self, steps: Iterable[Step]) -> None:
-        """Compile the kernels of all steps at once, by several threads."""
+        """Compile the kernels of all steps at once, by several processes."""
         for step in steps:
             if step.implementation == "kernel" and (key := signature(step)) not in self.prepared:
-                found = _prepared(step)
+                found = _prepared(step, self.constants)
                 if found is not None:
                     self.prepared[key] = found
         pairs = [
@@ -90,6 +140,8 @@ class Tuner:
         if not pairs:
             return
         self.progress(f"compiling {len(pairs)} kernels for {len(self.prepared)} regions")
+        with torch.no_grad():
+            precompile(functools.partial(own.launches[name], own.tensors) for own, name in pairs)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             ran = list(pool.map(lambda p: _runs(p[0].launches[p[1]], p[0].tensors), pairs))
         torch.cuda.synchronize()
@@ -117,20 +169,37 @@ class Tuner:
         if best is None or times[best] >= timing.NEVER:
             return None
         logger.debug("%s: %s, %.2f us", step.name, best, times[best])
+        if own.matmul and self._compiled(step, key, own) < times[best]:
+            return None
         return as_step(own.launches[best], own.results)
 
+    def _compiled(self, step: Step, key: str, own: Prepared) -> float:
+        """Microseconds of the step as TorchInductor compiles it, with the library's matmul."""
+        name = _key(key, "inductor")
+        if self.cache.get(name) is None:
+            fakes = [value_of(n) for n in step.graph.graph.nodes if n.op == "placeholder"]
+            call = inductor(step.graph, fakes)
+            sets = [operands[: len(fakes)] for operands in _operand_sets(own)]
+            self.cache.put(name, timing.replayed(call, sets))
+        return self.cache.get(name) or timing.NEVER
 
-def _prepared(step: Step) -> Prepared | None:
+
+def _prepared(step: Step, constants: frozenset[int]) -> Prepared | None:
     try:
-        description = described(step)
+        description = described(step, constants)
     except Undescribed as reason:
         logger.debug("%s has no kernel: %s", step.name, reason)
         return None
     placeholders = [n for n in step.graph.graph.nodes if n.op == "placeholder"]
     values = (*map(value_of, placeholders), *description.results)
     tensors = list(timing.operands(values))
-    launches = {launch.name: launch for launch in likely(description.convolution, tensors)}
-    return Prepared(description.results, launches, values, tensors)
+    problem = description.problem
+    if isinstance(problem, Matmul):
+        found = [Launch(str(c), build(problem, c)) for c in matmul_candidates.likely(problem)]
+    else:
+        found = likely(problem, tensors)
+    launches = {launch.name: launch for launch in found}
+    return Prepared(description.results, launches, values, tensors, isinstance(problem, Matmul))
 
 
 def _on_operands(launch: Launch) -> Callable[..., None]:

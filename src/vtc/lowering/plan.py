@@ -41,9 +41,16 @@ class Plan:
     attentions: tuple[str, ...] = ()
 
     @staticmethod
-    def of(program: Program, own: frozenset[str] = frozenset()) -> Plan:
-        """The plan of a program whose regions named in `own` are computed by our own kernels."""
-        grouping = group(program, can_join)
+    def of(
+        program: Program,
+        own: frozenset[str] = frozenset(),
+        grouping: Grouping | None = None,
+    ) -> Plan:
+        """The plan of a program whose regions named in `own` are computed by our own kernels.
+
+        grouping: by default the one that Inductor's regions have.
+        """
+        grouping = grouping or group(program, can_join)
         graph = plan_graph(program, grouping)
         opportunities = vtog.build(graph)
         engine = InductorEngine(program, grouping, own)

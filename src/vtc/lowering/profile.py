@@ -8,13 +8,11 @@ every strategy.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import fx
 
 from vtc.graph.movement import is_movement_target, movement_of
@@ -27,7 +25,7 @@ from vtc.lowering.emit import StepGraph
 from vtc.lowering.homes import Homes, Unschedulable
 from vtc.lowering.implement import implement
 from vtc.lowering.plan import NOTHING, Plan
-from vtc.lowering.schedule import Operand, Step, View
+from vtc.lowering.schedule import Operand, Step, View, signature
 from vtc.options import Options
 from vtc.virtual.cost import StaticCost, StepCost
 from vtc.virtual.strategy import Strategy
@@ -257,27 +255,6 @@ def _outside(node: fx.Node, region: Region, homes: Homes) -> Operand | None:
     if bound is not None and not bound.movement.view and not homes.edges(node, "load"):
         return Operand("result", node.name)
     return None
-
-
-def signature(step: Step) -> str:
-    """What decides a step's cost, as a key: its operators and its operands' layouts."""
-    names: dict[fx.Node, str] = {}
-    lines = []
-    for node in step.graph.graph.nodes:
-        names[node] = f"%{len(names)}"
-        if node.op == "placeholder":
-            value = value_of(node)
-            if isinstance(value, torch.Tensor):
-                start = value.storage_offset() % 16
-                text = f"{value.dtype} {tuple(value.shape)} {value.stride()} {start}"
-            else:
-                text = repr(value)
-            lines.append(f"{names[node]} {text}")
-        else:
-            arguments = fx.map_arg((node.args, node.kwargs), lambda n: names[n])
-            lines.append(f"{names[node]} {node.target} {arguments}")
-    lines.append(f"stores {step.stores}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
 def measure(step: Step, plan: Plan) -> float:

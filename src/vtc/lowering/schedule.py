@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import fx
+
+from vtc.graph.program import value_of
 
 Implementation = Literal["inductor", "library", "kernel", "eager"]
 
@@ -93,3 +96,24 @@ class Schedule:
         lines = ["arena:", *(f"  {b}" for b in self.buffers)] if self.buffers else []
         lines += ["steps:", *(f"  {s}" for s in self.steps)]
         return "\n".join([*lines, "return " + ", ".join(map(str, self.outputs))])
+
+
+def signature(step: Step) -> str:
+    """What decides a step's cost, as a key: its operators and its operands' layouts."""
+    names: dict[fx.Node, str] = {}
+    lines = []
+    for node in step.graph.graph.nodes:
+        names[node] = f"%{len(names)}"
+        if node.op == "placeholder":
+            value = value_of(node)
+            if isinstance(value, torch.Tensor):
+                start = value.storage_offset() % 16
+                text = f"{value.dtype} {tuple(value.shape)} {value.stride()} {start}"
+            else:
+                text = repr(value)
+            lines.append(f"{names[node]} {text}")
+        else:
+            arguments = fx.map_arg((node.args, node.kwargs), lambda n: names[n])
+            lines.append(f"{names[node]} {node.target} {arguments}")
+    lines.append(f"stores {step.stores}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]

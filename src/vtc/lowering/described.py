@@ -1,0 +1,40 @@
+"""A step of the schedule as a description that our own kernels are generated from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vtc.index.sizes import NotRepresentable
+from vtc.kernels.convolution import Convolution
+from vtc.kernels.matmul import Matmul
+from vtc.kernels.operators import MATMULS
+from vtc.lowering.describe_convolution import ConvolutionDescriber
+from vtc.lowering.describe_matmul import MatmulDescriber
+from vtc.lowering.description import Undescribed
+from vtc.lowering.dvm.nodes import Unsupported
+from vtc.lowering.schedule import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """What a step computes, over its operands and then the results that a call allocates."""
+
+    problem: Convolution | Matmul
+    results: tuple[torch.Tensor, ...]
+
+
+def described(step: Step, constants: frozenset[int] = frozenset()) -> Described:
+    """The description of a step: one 2-D convolution, or matmuls of the same rows.
+
+    constants: the numbers of the graph's inputs that are weights. Raises Undescribed.
+    """
+    try:
+        if any(n.target in MATMULS for n in step.graph.graph.nodes):
+            matmuls = MatmulDescriber(step, constants)
+            return Described(matmuls.describe(), tuple(matmuls.results()))
+        convolution = ConvolutionDescriber(step)
+        return Described(convolution.describe(), tuple(convolution.results()))
+    except (Unsupported, NotRepresentable, ValueError) as error:
+        raise Undescribed(str(error)) from error
