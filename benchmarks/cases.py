@@ -78,7 +78,8 @@ def run(
     """
     done = {_short_key(case) for case in records.read(output)}
     for request in plan.requests() if requests is None else requests:
-        key = (request.model, request.batch, request.device, request.settings.freeze)
+        settings = request.settings
+        key = (request.model, request.batch, request.device, settings.freeze, settings.objective)
         if key in done and not again:
             console.print(f"{key}: in {output.name} already")
             continue
@@ -111,4 +112,7 @@ def merge(output: Path, cases: Iterable[dict[str, Any]]) -> None:
 def _short_key(case: dict[str, object]) -> tuple[object, ...]:
     config = case["config"]
     assert isinstance(config, dict)
-    return case["model"], case["batch"], case["device"], config["freeze"]
+    return (
+        *(case[name] for name in ("model", "batch", "device")),
+        *(config[name] for name in ("freeze", "objective")),
+    )

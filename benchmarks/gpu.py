@@ -27,8 +27,9 @@ from limits import Rates, needed
 
 from vtc.bench import records
 from vtc.bench.observe import Kernel
+from vtc.bench.peers import Settings
 from vtc.bench.suite import Request
-from vtc.options import Options
+from vtc.options import Options, check_objective
 
 RESULTS = Path(__file__).parent / "results" / "gpu-models.json"
 SHARES = {
@@ -45,6 +46,7 @@ def main(
         str, typer.Option(help="Systems to compare with.")
     ] = "eager,inductor,inductor-best",
     device: Annotated[str, typer.Option(help="cuda or cuda:N.")] = "cuda",
+    objective: Annotated[str, typer.Option(help="latency, memory or bytes.")] = "latency",
     seconds: Annotated[float, typer.Option(help="Seconds of timing a case.")] = 3.0,
     again: Annotated[bool, typer.Option("--again", help="Measure what is there already.")] = False,
     output: Annotated[Path, typer.Option(help="Result file.")] = RESULTS,
@@ -65,7 +67,9 @@ def main(
     names = ",".join(dict.fromkeys(model for model, _ in pairs))
     batches = ",".join(dict.fromkeys(batch for _, batch in pairs))
     plan = Plan.of(names, batches, peers, device, [False], seconds)
-    requests = [Request(model, int(batch), device) for model, batch in pairs]
+    check_objective(objective)
+    settings = Settings(objective=objective)  # type: ignore[arg-type]
+    requests = [Request(model, int(batch), device, settings=settings) for model, batch in pairs]
     _merge_details(output, {"rates": asdict(Rates.measured(torch.device(device)))})
     details = _Details(output)
     run(plan, output, again, requests, details.add)
@@ -86,6 +90,8 @@ class _Details:
         }
         self.profiles = profiles
         name = f"{case['model']} b{case['batch']}"
+        if request.settings.objective != "latency":
+            name += f" {request.settings.objective}"
         _merge_details(self.output, {"cases": {name: found}})
 
 

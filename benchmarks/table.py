@@ -17,6 +17,7 @@ def table(path: Path) -> str:
     """Median milliseconds of every case; then stock torch.compile's time over vtc's, with the
     95 % interval of the paired ratio."""
     cases = json.loads(path.read_text())["cases"]
+    cases = [case for case in cases if case["config"]["objective"] == "latency"]
     systems = [s for s in SYSTEMS if any(_row(c, s) for c in cases)]
     lines = [f"| model | batch | {' | '.join(systems)} | torch.compile / vtc |"]
     lines.append("|---" * (len(systems) + 3) + "|")

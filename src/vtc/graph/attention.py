@@ -256,7 +256,7 @@ def _replace(attention: Attention, options: Mapping[str, Any], operator: Any) ->
     kwargs = {**attention.options, **options}
     with old.fake_mode:
         new = operator(*operands, **kwargs)
-    values = _values_after(node, new)
+    values = values_after(node, new)
     if values is None or new.dtype != old.dtype:
         return
     node.target, node.args, node.kwargs = operator, attention.operands, kwargs
@@ -266,7 +266,7 @@ def _replace(attention: Attention, options: Mapping[str, Any], operator: Any) ->
         node.graph.erase_node(absorbed)
 
 
-def _values_after(node: fx.Node, made: torch.Tensor) -> dict[fx.Node, Any] | None:
+def values_after(node: fx.Node, made: torch.Tensor) -> dict[fx.Node, Any] | None:
     """The fake values of what depends on `node` once its value is `made`: only layouts change.
     None where a view is not possible any more."""
     new: dict[fx.Node, Any] = {}

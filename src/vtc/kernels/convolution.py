@@ -136,11 +136,13 @@ class Launch:
 
     A tensor stands for its first element: layouts count from there, whatever its own strides. A
     call enqueues kernels on the current stream and nothing else, so it can be captured in a CUDA
-    graph once it has run.
+    graph once it has run. generated: launches only the generated ones of several kernels, which
+    may be compiled ahead.
     """
 
     name: str
     run: Callable[[Sequence[torch.Tensor]], None]
+    generated: Callable[[Sequence[torch.Tensor]], None] | None = None
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.run(tensors)

@@ -19,7 +19,7 @@ from vtc.index.strided import contiguous_strides
 from vtc.kernels.convolution import Convolution, Launch, Window
 from vtc.kernels.convolution_recipe import NotAcceptedError, Placed, view_of_image
 from vtc.kernels.convolution_stencil import Tile, tiles
-from vtc.kernels.cudnn import cudnn_launches
+from vtc.kernels.cudnn import PLANS, cudnn_launches
 from vtc.kernels.epilogue import Body, Tensor
 from vtc.kernels.pooling import Pooling, pooling_kernel
 
@@ -40,7 +40,9 @@ def divided(convolution: Convolution) -> tuple[Convolution, Pooling]:
     return bare, Pooling("mean", output, source, PIXEL, convolution.body, tensors)
 
 
-def bare_launches(convolution: Convolution, tensors: Sequence[torch.Tensor]) -> list[Launch]:
+def bare_launches(
+    convolution: Convolution, tensors: Sequence[torch.Tensor], plans: int = PLANS
+) -> list[Launch]:
     """PyTorch's own convolution, and for slices cuDNN's plans, with the pointwise kernel behind.
 
     On a dense image PyTorch finds the best of these plans by itself. tensors: examples of a call's.
@@ -53,11 +55,12 @@ def bare_launches(convolution: Convolution, tensors: Sequence[torch.Tensor]) -> 
     except NotAcceptedError:
         return []
     if not dense:
-        for plan in cudnn_launches(bare, [*tensors, _dense(convolution, tensors)]):
+        for plan in cudnn_launches(bare, [*tensors, _dense(convolution, tensors)], plans):
             libraries[plan.name] = functools.partial(_into_dense, convolution, plan)
     behind = pooling_kernel(pointwise, _tile(convolution)).launch()
+    generated = functools.partial(_run, functools.partial(_dense, convolution), behind)
     return [
-        Launch(f"{name} + {behind.name}", functools.partial(_run, first, behind))
+        Launch(f"{name} + {behind.name}", functools.partial(_run, first, behind), generated)
         for name, first in libraries.items()
     ]
 

@@ -15,6 +15,9 @@ from vtc.kernels.convolution_tiles import PROCESSORS, DotTile, dot_grid, dot_til
 from vtc.kernels.cudnn import cudnn_launches
 from vtc.kernels.depthwise import depthwise_kernel, depthwise_kernels
 
+LIKELY_PLANS = 3
+"""Of a library's plans that are built when a whole model is compiled."""
+
 
 def candidates(convolution: Convolution, tensors: Sequence[torch.Tensor]) -> list[Launch]:
     """Every launch that computes the convolution, in no order: measure them.
@@ -39,7 +42,7 @@ def likely(convolution: Convolution, tensors: Sequence[torch.Tensor]) -> list[La
     flat = collapsed(convolution)
     found = [dot_kernel(flat, tile).launch() for tile in _nearest(flat)]
     dense = convolution.groups == 1 and convolution.window.size != (1, 1)
-    return found + (bare_launches(convolution, tensors) if dense else [])
+    return found + (bare_launches(convolution, tensors, LIKELY_PLANS) if dense else [])
 
 
 def _nearest(convolution: Convolution) -> list[DotTile]:

@@ -57,8 +57,11 @@ def _frontend() -> Any:
         return None
 
 
-def cudnn_launches(convolution: Convolution, tensors: Sequence[torch.Tensor]) -> list[Launch]:
-    """A launch for every plan; none where cuDNN is not there or does not take the convolution.
+def cudnn_launches(
+    convolution: Convolution, tensors: Sequence[torch.Tensor], plans: int = PLANS
+) -> list[Launch]:
+    """A launch for each of the first plans; none where cuDNN is not there or does not take the
+    convolution.
 
     tensors: examples of a call's, whose addresses are aligned as those of later calls are.
     """
@@ -66,7 +69,7 @@ def cudnn_launches(convolution: Convolution, tensors: Sequence[torch.Tensor]) ->
         return []
     try:
         wanted = recipe(convolution, [t.data_ptr() & -t.data_ptr() or 16 for t in tensors])
-        built = _built(wanted, torch.cuda.current_device())
+        built = _built(wanted, torch.cuda.current_device(), plans)
     except NotAcceptedError as reason:
         logger.debug("not a cuDNN graph: %s", reason)
         return []
@@ -83,8 +86,8 @@ def _handle(device: int) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _built(wanted: Recipe, device: int) -> Graph:
-    return Graph(wanted, device)
+def _built(wanted: Recipe, device: int, plans: int) -> Graph:
+    return Graph(wanted, device, plans)
 
 
 class Graph:
@@ -93,8 +96,8 @@ class Graph:
     Raises NotAcceptedError where cuDNN has no plan for it.
     """
 
-    def __init__(self, wanted: Recipe, device: int) -> None:
-        self.recipe, self.device = wanted, device
+    def __init__(self, wanted: Recipe, device: int, plans: int) -> None:
+        self.recipe, self.device, self.plans = wanted, device, plans
         cudnn = _frontend()
         self.graph = cudnn.pygraph(
             handle=_handle(device),
@@ -126,7 +129,7 @@ class Graph:
         """Builds plans in the order of cuDNN's heuristics: scratch bytes by number of the plan."""
         sizes: dict[int, int] = {}
         for plan in range(self.graph.get_execution_plan_count()):
-            if len(sizes) == PLANS:
+            if len(sizes) == self.plans:
                 break
             try:
                 self.graph.build_plan_at_index(plan)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from vtc.graph.program import value_of
-from vtc.kernels import attention
+from vtc.kernels import attention, linear_attention
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ CONVOLUTIONS = frozenset({
     aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input,
 })  # fmt: skip
 ATTENTIONS = frozenset({aten.scaled_dot_product_attention.default, attention.OVERLOAD})
-ANCHORS = MATMULS | CONVOLUTIONS | ATTENTIONS
+ANCHORS = MATMULS | CONVOLUTIONS | ATTENTIONS | {linear_attention.OVERLOAD}
 
 # Inductor turns these into generated loops; the names are those that capture keeps.
 REDUCTIONS = frozenset({

@@ -95,9 +95,14 @@ def _serve(queue: Iterator[Job]) -> int:
         return 0
     # -P: the modules beside the worker have names of the standard library's.
     command = [sys.executable, "-P", str(WORKER)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     done = 0
-    with subprocess.Popen(command, text=True, **pipes) as worker:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
         for job in _and(first, queue):

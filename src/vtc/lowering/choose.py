@@ -15,6 +15,7 @@ from vtc.lowering.attention import attended
 from vtc.lowering.cache import ProfileCache
 from vtc.lowering.calls import transposed
 from vtc.lowering.homes import Unschedulable
+from vtc.lowering.linear_attention import linearly_attended
 from vtc.lowering.own import own_plan
 from vtc.lowering.plan import NOTHING, Plan, device_of
 from vtc.lowering.profile import Pricing, ProfiledCost
@@ -42,6 +43,8 @@ def prepare(program: Program, settings: Settings) -> Plan:
     attentions: tuple[str, ...] = ()
     if measures:
         program, attentions = attended(program, cache, settings.progress)
+        program, more = linearly_attended(program, cache, settings.progress)
+        attentions += more
     plan = own_plan(program) if measures and device.type == "cuda" else Plan.of(program)
     plan = dataclasses.replace(plan, attentions=attentions)
     _warn_of_unknown(options.materialize - {"all"}, plan)

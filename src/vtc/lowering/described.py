@@ -9,9 +9,11 @@ import torch
 from vtc.index.sizes import NotRepresentable
 from vtc.kernels.convolution import Convolution
 from vtc.kernels.matmul import Matmul
-from vtc.kernels.operators import MATMULS
+from vtc.kernels.operators import ANCHORS, MATMULS
+from vtc.kernels.pooling import Pooling
 from vtc.lowering.describe_convolution import ConvolutionDescriber
 from vtc.lowering.describe_matmul import MatmulDescriber
+from vtc.lowering.describe_pooling import POOLINGS, PoolingDescriber
 from vtc.lowering.description import Undescribed
 from vtc.lowering.dvm.nodes import Unsupported
 from vtc.lowering.schedule import Step
@@ -21,17 +23,21 @@ from vtc.lowering.schedule import Step
 class Described:
     """What a step computes, over its operands and then the results that a call allocates."""
 
-    problem: Convolution | Matmul
+    problem: Convolution | Matmul | Pooling
     results: tuple[torch.Tensor, ...]
 
 
 def described(step: Step, constants: frozenset[int] = frozenset()) -> Described:
-    """The description of a step: one 2-D convolution, or matmuls of the same rows.
+    """The description of a step: one 2-D convolution or pooling, or matmuls of the same rows.
 
     constants: the numbers of the graph's inputs that are weights. Raises Undescribed.
     """
     try:
-        if any(n.target in MATMULS for n in step.graph.graph.nodes):
+        targets = {n.target for n in step.graph.graph.nodes}
+        if targets & POOLINGS and not targets & ANCHORS:
+            pooling = PoolingDescriber(step)
+            return Described(pooling.describe(), tuple(pooling.results()))
+        if targets & MATMULS:
             matmuls = MatmulDescriber(step, constants)
             return Described(matmuls.describe(), tuple(matmuls.results()))
         convolution = ConvolutionDescriber(step)

@@ -1,5 +1,5 @@
 """Regions cut for kernels of ours: a matmul or convolution with what is computed on its result
-point by point, and matmuls that share their rows as one.
+point by point, matmuls that share their rows as one, and each pooling by itself.
 
     before: {gate, silu}; {up, mul}; {down, residual, squares, mean, norm}; {conv, relu, mean}
     after:  {gate, silu, up, mul}; {down}; {residual, squares, mean, norm}; {conv, relu}; {mean}
@@ -20,6 +20,7 @@ from vtc.graph.program import Program, value_of
 from vtc.graph.regions import Grouping, arranged
 from vtc.kernels.operators import ANCHORS, Kind, kind
 from vtc.lowering.describe_matmul import call_of
+from vtc.lowering.describe_pooling import POOLINGS
 
 Nodes = list[fx.Node]
 
@@ -31,11 +32,12 @@ def cut(program: Program, grouping: Grouping, chosen: frozenset[fx.Node]) -> Gro
     for region in grouping.regions:
         nodes = [n for n in region.nodes if n in grouping.region_of]
         anchors = [n for n in nodes if n.target in ANCHORS]
+        head: Nodes = []
         if len(anchors) == 1 and anchors[0] in chosen:
             head = cutter.head(anchors[0], nodes)
-            sets += [head, [n for n in nodes if n not in head]]
-        else:
-            sets.append(nodes)
+        tail = [n for n in nodes if n not in head]
+        poolings = tail and all(n.target in POOLINGS for n in tail)
+        sets += [head, *([n] for n in tail)] if poolings else [head, tail]
     merged = _Merger(cutter, [s for s in sets if s]).merged(chosen)
     return arranged(program, merged)
 

@@ -1,7 +1,7 @@
 """Regions that our own kernels compute: which they are, and the fastest kernel for each.
 
-A region is ours where its step can be described (`described`): a convolution, or matmuls of a few
-rows. What it reads and stores through index maps then costs no copy. Every way to run the
+A region is ours where its step can be described (`described`): a convolution, a pooling, or matmuls
+of a few rows. What it reads and stores through index maps then costs no copy. Every way to run the
 description is timed on random operands, in CUDA graphs, and the times are kept in the profile
 cache.
 """
@@ -23,11 +23,12 @@ from torch._subclasses import FakeTensor
 from vtc.graph.layout import channels_last, is_channels_last
 from vtc.graph.program import Program, value_of
 from vtc.kernels import matmul_candidates
-from vtc.kernels.convolution import Launch
+from vtc.kernels.convolution import Convolution, Launch
 from vtc.kernels.convolution_candidates import likely
 from vtc.kernels.matmul import Matmul
 from vtc.kernels.matmul_text import build
 from vtc.kernels.operators import CONVOLUTIONS
+from vtc.kernels.pooling import Pooling, pooling_candidates
 from vtc.kernels.precompile import precompile
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
@@ -46,6 +47,8 @@ Progress = Callable[[str], None]
 
 FEW_ROWS = 64
 """Rows of a matmul up to which our kernels are tried: libraries are at their best with more."""
+
+MOST_POOLINGS = 5
 
 MATMUL_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -103,13 +106,14 @@ def own_regions(plan: Plan) -> frozenset[str]:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A step's description with its launches by name and operands to measure them on."""
+    """A step's description with its launches by name and operands to measure them on. rivalled: is
+    what TorchInductor makes of the step measured as well?"""
 
     results: tuple[torch.Tensor, ...]
     launches: dict[str, Launch]
     values: tuple[Any, ...]
     tensors: list[torch.Tensor]
-    matmul: bool
+    rivalled: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +145,7 @@ class Tuner:
             return
         self.progress(f"compiling {len(pairs)} kernels for {len(self.prepared)} regions")
         with torch.no_grad():
-            precompile(functools.partial(own.launches[name], own.tensors) for own, name in pairs)
+            precompile(_generated(own.launches[name], own.tensors) for own, name in pairs)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             ran = list(pool.map(lambda p: _runs(p[0].launches[p[1]], p[0].tensors), pairs))
         torch.cuda.synchronize()
@@ -169,12 +173,12 @@ class Tuner:
         if best is None or times[best] >= timing.NEVER:
             return None
         logger.debug("%s: %s, %.2f us", step.name, best, times[best])
-        if own.matmul and self._compiled(step, key, own) < times[best]:
+        if own.rivalled and self._compiled(step, key, own) < times[best]:
             return None
         return as_step(own.launches[best], own.results)
 
     def _compiled(self, step: Step, key: str, own: Prepared) -> float:
-        """Microseconds of the step as TorchInductor compiles it, with the library's matmul."""
+        """Microseconds of the step as TorchInductor compiles it, with the libraries' matmuls."""
         name = _key(key, "inductor")
         if self.cache.get(name) is None:
             fakes = [value_of(n) for n in step.graph.graph.nodes if n.op == "placeholder"]
@@ -196,10 +200,18 @@ def _prepared(step: Step, constants: frozenset[int]) -> Prepared | None:
     problem = description.problem
     if isinstance(problem, Matmul):
         found = [Launch(str(c), build(problem, c)) for c in matmul_candidates.likely(problem)]
+    elif isinstance(problem, Pooling):
+        found = pooling_candidates(problem)[:MOST_POOLINGS]
     else:
         found = likely(problem, tensors)
     launches = {launch.name: launch for launch in found}
-    return Prepared(description.results, launches, values, tensors, isinstance(problem, Matmul))
+    rivalled = not isinstance(problem, Convolution)
+    return Prepared(description.results, launches, values, tensors, rivalled)
+
+
+def _generated(launch: Launch, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+    """A call of the launch's generated kernels."""
+    return functools.partial(launch.generated or launch.run, tensors)
 
 
 def _on_operands(launch: Launch) -> Callable[..., None]:
