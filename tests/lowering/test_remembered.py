@@ -74,6 +74,8 @@ def test_a_damaged_plan_is_found_anew(plan: Plan, settings: Settings, damage) ->
     second, _ = choose.choose(plan, settings)
     assert second.strategy == first.strategy
     assert second.result.evaluations > 0
+    third, _ = choose.choose(plan, settings)
+    assert third.result.evaluations == 0
 
 
 def test_an_illegal_plan_is_found_anew(plan: Plan, settings: Settings) -> None:

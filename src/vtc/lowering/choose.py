@@ -59,10 +59,11 @@ def choose(plan: Plan, settings: Settings) -> tuple[Choice, Schedule]:
     The empty strategy takes its place where no steps can carry it out.
     """
     memory = Memory.of(plan, settings)
-    choice = (_recalled(plan, settings, memory) if memory else None) or _search(plan, settings)
+    recalled = _recalled(plan, settings, memory) if memory else None
+    choice = recalled or _search(plan, settings)
     try:
         schedule = plan.schedule(choice.strategy)
-        if memory and not memory.path.exists():
+        if memory and not recalled:
             found = choice.result
             memory.keep(Remembered(tuple(sorted(found.strategy)), found.cost, found.base_cost))
         return choice, schedule
