@@ -24,7 +24,7 @@ TITLES = {
 KINDS = (
     ("matmuls of ours", r"^matmul$"),
     ("convolutions of ours", r"^(convolution|depthwise|pool)$"),
-    ("attention of ours", r"^(decode_kernel|combine_kernel|prefill_kernel)$"),
+    ("attention of ours", r"^(decode|combine|prefill|sum|result)_kernel"),
     ("kernels that TorchInductor generates", r"^triton_"),
     ("kernels of the libraries", r""),
 )

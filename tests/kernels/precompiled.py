@@ -15,7 +15,7 @@ from triton.runtime import driver
 from vtc.kernels.compile_worker import NoDevice
 from vtc.kernels.matmul_candidates import candidates
 from vtc.kernels.matmul_text import build
-from vtc.kernels.precompile import precompile
+from vtc.kernels.precompile import begin
 
 
 def entries() -> int:
@@ -28,7 +28,7 @@ def main() -> None:
     matmul, _ = linear(tensors, 1, 64, 512)
     launches = [build(matmul, config) for config in candidates(matmul)[:5]]
     calls = [partial(launch, tensors.values) for launch in launches]
-    done = precompile([*calls, *calls], workers=2)
+    done = begin([*calls, *calls], workers=2)()
     before = entries()
     for launch in launches:
         launch.compile()

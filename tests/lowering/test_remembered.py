@@ -17,8 +17,8 @@ from vtc.lowering.remembered import Memory, Remembered
 from vtc.lowering.settings import Settings
 
 
-def block(x, w1, w2):
-    return torch.cat([torch.relu(x @ w1), torch.relu(x @ w2)], 1).sum(1)
+def block(x, w1, w2, w3):
+    return torch.cat([torch.relu(x @ w1), torch.relu(x @ w2)], 1) @ w3
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def plan() -> Plan:
         return graph_module.forward
 
     torch._dynamo.reset()
-    args = torch.randn(64, 32), torch.randn(32, 48), torch.randn(32, 16)
+    args = [torch.randn(*s) for s in ((64, 32), (32, 48), (32, 16), (64, 8))]
     torch.compile(block, backend=backend)(*args)
     return Plan.of(found[0])
 

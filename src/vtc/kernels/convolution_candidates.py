@@ -15,7 +15,7 @@ from vtc.kernels.convolution_tiles import PROCESSORS, DotTile, dot_grid, dot_til
 from vtc.kernels.cudnn import cudnn_launches
 from vtc.kernels.depthwise import depthwise_kernel, depthwise_kernels
 
-LIKELY_PLANS = 3
+LIKELY_PLANS = 2
 """Of a library's plans that are built when a whole model is compiled."""
 
 

@@ -32,23 +32,26 @@ FEW = 4
 Job = dict[str, Any]
 
 
-def precompile(launches: Iterable[Callable[[], object]], workers: int | None = None) -> int:
-    """Compile the generated kernels that these calls launch, and that this process has not
-    compiled; their number.
+def begin(
+    launches: Iterable[Callable[[], object]], workers: int | None = None
+) -> Callable[[], int]:
+    """Begin to compile the generated kernels that these calls launch, and that this process has not
+    compiled. The result waits until they are, and gives their number.
 
     A call is made with generated kernels not running: what else it does on the device, it does. A
     kernel that cannot be compiled is left to the launch, which fails as it would have.
     """
     if knobs.runtime.interpret:
-        return 0
+        return lambda: 0
     jobs = {job["key"]: job for job in _wanted(launches)}
     if len(jobs) < FEW:
-        return 0
+        return lambda: 0
     queue = iter(list(jobs.values()))
     count = min(workers or os.cpu_count() or 1, len(jobs))
-    with ThreadPoolExecutor(count) as pool:
-        done = list(pool.map(lambda _: _serve(queue), range(count)))
-    return sum(done)
+    pool = ThreadPoolExecutor(count)
+    serving = [pool.submit(_serve, queue) for _ in range(count)]
+    pool.shutdown(wait=False)
+    return lambda: sum(served.result() for served in serving)
 
 
 def _wanted(launches: Iterable[Callable[[], object]]) -> list[Job]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 import warnings
 from collections.abc import Iterable
+
+import torch
+from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
 from vtc import errors
 from vtc.graph.program import Program
@@ -41,6 +45,8 @@ def prepare(program: Program, settings: Settings) -> Plan:
     measures = settings.measures and not program.symbolic and not options.materializes("all")
     cache = ProfileCache(options.cache_dir, device)
     attentions: tuple[str, ...] = ()
+    if measures and device.type == "cuda":
+        _settle_triton_cache(device)
     if measures:
         program, attentions = attended(program, cache, settings.progress)
         program, more = linearly_attended(program, cache, settings.progress)
@@ -51,6 +57,13 @@ def prepare(program: Program, settings: Settings) -> Plan:
     if not measures or options.freeze:
         return plan
     return dataclasses.replace(plan, transposed=transposed(plan, cache, settings.progress))
+
+
+def _settle_triton_cache(device: torch.device) -> None:
+    """Put Triton's cache where TorchInductor puts it with the first kernel that it loads: what is
+    compiled before would not be found after."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(index))
 
 
 def choose(plan: Plan, settings: Settings) -> tuple[Choice, Schedule]:

@@ -29,7 +29,7 @@ from vtc.kernels.matmul import Matmul
 from vtc.kernels.matmul_text import build
 from vtc.kernels.operators import CONVOLUTIONS
 from vtc.kernels.pooling import Pooling, pooling_candidates
-from vtc.kernels.precompile import precompile
+from vtc.kernels.precompile import begin
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
 from vtc.lowering.describe_matmul import call_of
@@ -127,31 +127,41 @@ class Tuner:
     progress: Progress
     constants: frozenset[int] = frozenset()
     prepared: dict[str, Prepared] = field(default_factory=dict)
+    pending: list[tuple[Prepared, str]] = field(default_factory=list)
+    waits: list[Callable[[], int]] = field(default_factory=list)
 
-    def prepare(self, steps: Iterable[Step]) -> None:
-        """Compile the kernels of all steps at once, by several processes."""
+    def begin(self, steps: Iterable[Step]) -> None:
+        """Begin to compile the kernels of all steps at once, by several processes."""
+        pairs = []
         for step in steps:
             if step.implementation == "kernel" and (key := signature(step)) not in self.prepared:
                 found = _prepared(step, self.constants)
                 if found is not None:
                     self.prepared[key] = found
-        pairs = [
-            (self.prepared[key], name)
-            for key, own in self.prepared.items()
-            for name in own.launches
-            if self.cache.get(_key(key, name)) is None
-        ]
+                    names = [n for n in found.launches if self.cache.get(_key(key, n)) is None]
+                    pairs += [(found, name) for name in names]
         if not pairs:
             return
         self.progress(f"compiling {len(pairs)} kernels for {len(self.prepared)} regions")
         with torch.no_grad():
-            precompile(_generated(own.launches[name], own.tensors) for own, name in pairs)
+            wait = begin(_generated(own.launches[name], own.tensors) for own, name in pairs)
+        self.pending.extend(pairs)
+        self.waits.append(wait)
+
+    def prepare(self, steps: Iterable[Step]) -> None:
+        """Compile the kernels of all steps, and leave out those that cannot run."""
+        self.begin(steps)
+        for wait in self.waits:
+            wait()
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            ran = list(pool.map(lambda p: _runs(p[0].launches[p[1]], p[0].tensors), pairs))
-        torch.cuda.synchronize()
-        for (own, name), runs in zip(pairs, ran, strict=True):
+            ran = list(pool.map(lambda p: _runs(p[0].launches[p[1]], p[0].tensors), self.pending))
+        if self.pending:
+            torch.cuda.synchronize()
+        for (own, name), runs in zip(self.pending, ran, strict=True):
             if not runs:
                 del own.launches[name]
+        self.pending.clear()
+        self.waits.clear()
 
     def fastest(self, step: Step) -> Callable[..., tuple[torch.Tensor, ...]] | None:
         """The step as a callable over its operands; None where no kernel of ours runs it."""

@@ -75,9 +75,11 @@ class Candidates:
             self.notes.append("the plan and its comparison with stock TorchInductor are remembered")
             self._judge(known.ours_us, known.theirs_us)
             return self._stock() if self.stock_kept else self._planned()
-        ours = self._planned()
+        tuner = self._tuner()
+        tuner.begin(self.schedule.steps)
         self.settings.progress("compiling stock TorchInductor to compare")
         theirs = self._stock()
+        ours = self._planned(tuner)
         arguments = [a.node.hint if isinstance(a, torch.SymInt) else a for a in self.inputs]
         if self.plan.own or self.plan.attentions:
             found = difference(ours, theirs, arguments, self.updated)
@@ -112,11 +114,14 @@ class Candidates:
             return self.choice, self.schedule
         return self.choice.without_virtual_tensors(), self.plan.schedule(NOTHING)
 
-    def _planned(self) -> Compiled:
-        program, freeze = self.plan.program, self.settings.options.freeze
+    def _tuner(self) -> Tuner:
         cache = ProfileCache(self.settings.options.cache_dir, self.plan.device)
-        updated = {i for i, _ in program.updates}
-        tuner = Tuner(cache, self.settings.progress, frozenset(self.plan.weights) - updated)
+        updated = {i for i, _ in self.plan.program.updates}
+        return Tuner(cache, self.settings.progress, frozenset(self.plan.weights) - updated)
+
+    def _planned(self, tuner: Tuner | None = None) -> Compiled:
+        program, freeze = self.plan.program, self.settings.options.freeze
+        tuner = tuner or self._tuner()
         tuner.prepare(self.schedule.steps)
         steps = implemented(self.schedule.steps, program, freeze=freeze, tuner=tuner)
         run = Executable(self.schedule, steps, len(self.inputs), program.constants)
