@@ -44,12 +44,12 @@ def begin(
     if knobs.runtime.interpret:
         return lambda: 0
     jobs = {job["key"]: job for job in _wanted(launches)}
-    if len(jobs) < FEW:
+    if len(jobs) < FEW or not sys.executable:
         return lambda: 0
     queue = iter(list(jobs.values()))
     count = min(workers or os.cpu_count() or 1, len(jobs))
     pool = ThreadPoolExecutor(count)
-    serving = [pool.submit(_serve, queue) for _ in range(count)]
+    serving = [pool.submit(_served, queue) for _ in range(count)]
     pool.shutdown(wait=False)
     return lambda: sum(served.result() for served in serving)
 
@@ -89,6 +89,15 @@ def _asking(jobs: list[Job]) -> Iterator[None]:
         yield
     finally:
         knobs.runtime.jit_cache_hook = before
+
+
+def _served(queue: Iterator[Job]) -> int:
+    """Kernels that one worker compiled; what it could not is left to the launches."""
+    try:
+        return _serve(queue)
+    except (OSError, ValueError):  # no process to be had, or one that does not answer in JSON
+        logger.debug("a compile worker failed", exc_info=True)
+        return 0
 
 
 def _serve(queue: Iterator[Job]) -> int:

@@ -108,7 +108,8 @@ def _agrees(call: Callable[..., Tensor], operands: list[Tensor], eps: float) -> 
     except Exception:  # no room in shared memory, a compiler that refuses
         logger.debug("a linear attention kernel cannot run", exc_info=True)
         return False
-    expected = kernels.written_out(*operands, eps).float()
+    query, key, value = operands
+    expected = kernels.written_out(query, key, value, eps).float()
     difference = (found - expected).square().mean().sqrt()
     return bool(difference <= DIFFERENT * expected.square().mean().sqrt())
 
@@ -117,5 +118,5 @@ def _compiled(operands: list[Tensor], eps: float) -> Callable[..., Any]:
     """The written-out form as TorchInductor compiles it."""
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(o) for o in operands]
-    graph = make_fx(lambda *given: (kernels.written_out(*given, eps),))(*fakes)
+    graph = make_fx(lambda q, k, v: (kernels.written_out(q, k, v, eps),))(*fakes)
     return inductor(graph, fakes)

@@ -134,7 +134,7 @@ class Tuner:
         """Begin to compile the kernels of all steps at once, by several processes."""
         pairs = []
         for step in steps:
-            if step.implementation == "kernel" and (key := signature(step)) not in self.prepared:
+            if step.implementation == "kernel" and (key := self._key_of(step)) not in self.prepared:
                 found = _prepared(step, self.constants)
                 if found is not None:
                     self.prepared[key] = found
@@ -165,7 +165,7 @@ class Tuner:
 
     def fastest(self, step: Step) -> Callable[..., tuple[torch.Tensor, ...]] | None:
         """The step as a callable over its operands; None where no kernel of ours runs it."""
-        key = signature(step)
+        key = self._key_of(step)
         if key not in self.prepared:
             self.prepare([step])
         own = self.prepared.get(key)
@@ -186,6 +186,12 @@ class Tuner:
         if own.rivalled and self._compiled(step, key, own) < times[best]:
             return None
         return as_step(own.launches[best], own.results)
+
+    def _key_of(self, step: Step) -> str:
+        """Steps with this in common can share launches: those that read weights early are for
+        weights alone."""
+        constant = [o.kind == "input" and o.source in self.constants for o in step.operands]
+        return f"{signature(step)}-{''.join(str(int(c)) for c in constant)}"
 
     def _compiled(self, step: Step, key: str, own: Prepared) -> float:
         """Microseconds of the step as TorchInductor compiles it, with the libraries' matmuls."""
