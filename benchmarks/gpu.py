@@ -7,27 +7,28 @@
 Each case is written to benchmarks/results/gpu-models.json as soon as it is measured, and one that
 is there already is not measured again unless --again is given: a run that was cut short goes on
 where it stopped. Several processes may write that file at once. Beside it, gpu-details.json has the
-kernels of one call of each system, what vtc measured for its profiles, what a case must at least
-move and compute, and the device's rates.
+kernels of one call of each system, what vtc measured for its profiles and how long it takes to
+compile the model again, what a case must at least move and compute, and the device's rates.
 """
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from cases import Plan, merge, run
+from cases import Plan, console, merge, run
 from filelock import FileLock
 from limits import Rates, needed
 
 from vtc.bench import records
 from vtc.bench.observe import Kernel
-from vtc.bench.peers import Settings
+from vtc.bench.peers import Settings, fresh_compiler, prepare
 from vtc.bench.suite import Request
 from vtc.options import Options, check_objective
 
@@ -84,8 +85,9 @@ class _Details:
     def add(self, request: Request, kernels: dict[str, list[Kernel]], case: dict[str, Any]) -> None:
         profiles = _profiles()
         found = {
-            "needed": asdict(needed(request)),
+            "needed": _tried(lambda: asdict(needed(request))),
             "profiles": profiles - self.profiles,
+            "compiled_again_s": _tried(lambda: _compiled_again(request)),
             "kernels": {name: _listed(listed) for name, listed in kernels.items()},
         }
         self.profiles = profiles
@@ -93,6 +95,26 @@ class _Details:
         if request.settings.objective != "latency":
             name += f" {request.settings.objective}"
         _merge_details(self.output, {"cases": {name: found}})
+
+
+def _tried(figure: Callable[[], Any]) -> Any:
+    """A figure beside the case, None where it cannot be had: the other cases go on."""
+    try:
+        return figure()
+    except Exception as error:
+        console.print(f"{type(error).__name__}: {error}", markup=False)
+        return None
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _compiled_again(request: Request) -> float | None:
+    """Seconds of the first call of a model compiled anew, with everything on disk that the first
+    compilation left there."""
+    case = request.build()
+    with torch.no_grad(), fresh_compiler():
+        return prepare("vtc", case, request.settings).first_call_s
 
 
 def _listed(kernels: Sequence[Kernel]) -> list[list[Any]]:
