@@ -118,5 +118,5 @@ def _compiled(operands: list[Tensor], eps: float) -> Callable[..., Any]:
     """The written-out form as TorchInductor compiles it."""
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(o) for o in operands]
-    graph = make_fx(lambda q, k, v: (kernels.written_out(q, k, v, eps),))(*fakes)
+        graph = make_fx(lambda q, k, v: (kernels.written_out(q, k, v, eps),))(*fakes)
     return inductor(graph, fakes)
