@@ -158,17 +158,36 @@ def flash3(case: Case) -> Callable[..., Tensor] | None:
     if not hasattr(torch.ops._vllm_fa3_C, "fwd"):
         return None
     forward = torch.ops._vllm_fa3_C.fwd
+    counts = {"device": "cuda", "dtype": torch.int32}
+    starts = torch.arange(case.batch + 1, **counts)
+    lengths = torch.full((case.batch,), case.context, **counts)
+    pages = torch.arange(case.batch, **counts)[:, None]
 
     def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        q, k, v = (t.transpose(1, 2) for t in (query, key, value))
-        cap = case.softcap or 0.0
-        # No new keys, lengths, pages, rotary tables nor scales of them; not causal, no
-        # window; splits and packing of heads by its own heuristics.
-        found = forward(
-            q, k, v, *(None,) * 20, case.dim**-0.5, False, -1, -1, cap, True, None, 0, None, 0,
-            None, 1, 0, None,
-        )  # fmt: skip
-        return found[0].transpose(1, 2)
+        # The library takes sequences of any lengths: a sequence's cache is one page, read through
+        # its strides. Splits and packing of heads are its own choice.
+        given: dict[int, Any] = {
+            0: query[:, :, 0],
+            1: key.transpose(1, 2),
+            2: value.transpose(1, 2),
+            7: starts,
+            11: lengths,
+            12: 1,
+            13: case.context,
+            14: pages,
+            23: case.dim**-0.5,
+            24: False,  # causal
+            25: -1,  # window to the left
+            26: -1,  # and to the right
+            27: case.softcap or 0.0,
+            28: True,  # rotary tables interleaved: there are none
+            30: 0,  # splits
+            32: 0,  # processors left free
+            34: 1,  # ranks
+            35: 0,  # rank
+        }
+        found = forward(*[given.get(k) for k in range(37)])
+        return found[0][:, :, None]
 
     return call
 
