@@ -53,6 +53,8 @@ class Options:
     cache_dir: folder of the profile cache.
     materialize: names of regions or virtual tensors to make real, or "all": for debuggers, and to
         find which one makes a difference. In the environment, separated by commas.
+    prepack_mib: MiB that the DVM's packed copies of weights may take, beside the weights; 0 for
+        none.
     cuda_graphs: on CUDA, replay the whole graph as one CUDA graph.
     log_level: what the logger "vtc" shows on stderr.
     """
@@ -66,6 +68,7 @@ class Options:
     min_gain_us: float = 2.0
     cache_dir: Path = field(default_factory=_default_cache_dir)
     materialize: frozenset[str] = frozenset()
+    prepack_mib: float = 1024.0
     cuda_graphs: bool = True
     log_level: LogLevel = "warning"
 
@@ -76,7 +79,7 @@ class Options:
         for name in ("freeze", "verify", "cuda_graphs"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOptionError(name, getattr(self, name), "True or False")
-        for name in ("profile_budget_s", "min_gain_us"):
+        for name in ("profile_budget_s", "min_gain_us", "prepack_mib"):
             value = getattr(self, name)
             if not _is_number(value) or not value >= 0:
                 raise InvalidOptionError(name, value, "a number that is not negative")
@@ -188,5 +191,6 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "cuda_graphs": _parse_bool,
     "profile_budget_s": _parse_float,
     "min_gain_us": _parse_float,
+    "prepack_mib": _parse_float,
     "max_exhaustive": _parse_int,
 }

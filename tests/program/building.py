@@ -13,7 +13,7 @@ from vtc.program.evaluate import evaluate
 from vtc.program.module import Buffer, Module, Step
 from vtc.program.scalars import SCALARS
 from vtc.program.sizes import size_value
-from vtc.program.tile import Access, Attention, Bound, Contraction, Instr, Term, TileKernel
+from vtc.program.tile import Access, Attention, Bound, Contraction, Instr, Panel, Term, TileKernel
 from vtc.program.verify import verify
 
 
@@ -81,8 +81,17 @@ class Kernel:
     def scan(self, name: str, value: int) -> int:
         return self.emit("scan", value, dtype=self.body[value].dtype, constant=name)
 
-    def matmul(self, left: Access, right: Access, k: Size, dtype: DType = DType.F32) -> int:
-        return self.emit("matmul", dtype=dtype.compute, constant=Contraction(left, right, k, dtype))
+    def matmul(
+        self,
+        left: Access,
+        right: Access,
+        k: Size,
+        dtype: DType = DType.F32,
+        packed: Access | None = None,
+        panel: Panel | None = None,
+    ) -> int:
+        product = Contraction(left, right, k, dtype, packed, panel)
+        return self.emit("matmul", dtype=dtype.compute, constant=product)
 
     def attention(self, own: Attention, dtype: DType = DType.F32) -> int:
         return self.emit("attention", dtype=dtype.compute, constant=own)

@@ -18,12 +18,13 @@ import sympy
 import torch
 
 from program.building import Kernel
-from vtc.index.sizes import Size
+from program.panels import fill_panels
+from vtc.index.sizes import Size, floor_div
 from vtc.program.dtypes import DType
 from vtc.program.module import Branch, Buffer, Module, Step
 from vtc.program.scalars import REDUCTIONS, SCALARS
 from vtc.program.sizes import size_value
-from vtc.program.tile import Access, Attention, Bound, Term
+from vtc.program.tile import Access, Attention, Bound, Panel, Term
 from vtc.program.verify import verify
 
 EXTENTS = (0, 1, 1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 33, 64, 100, 129, 300, 1031)
@@ -74,6 +75,7 @@ class _Generator:
     dense: list[_Dense] = field(default_factory=list)
     stored: list[_Dense] = field(default_factory=list)  # by the kernel at hand
     params: list[float] = field(default_factory=list)
+    packs: list[tuple[Access, Panel, Access, tuple[Size, ...]]] = field(default_factory=list)
     special: bool = False
     extents: tuple[int, ...] = EXTENTS
     room: int = MAX_POINTS
@@ -91,6 +93,8 @@ class _Generator:
         module = Module(tuple(self.sizes), tuple(self.buffers), tuple(steps), len(self.params))
         verify(module)
         tensors = [self.tensor(n, b) for n, b in enumerate(self.buffers)]
+        for packed, panel, right, sizes in self.packs:
+            fill_panels(tensors, packed, panel, right, sizes, self.value)
         return Case(self.seed, module, self.sizes, tensors, tuple(self.params))
 
     def steps(self, number: int) -> list[Step]:
@@ -414,11 +418,35 @@ class _Generator:
         left = self.operand(dtype, (*sizes, depth), [*shared, rank - 2, rank])
         right = self.operand(dtype, (*sizes, depth), [*own, rank - 1, rank])
         k = Kernel(name, sizes)
-        value = k.matmul(left, right, depth, dtype)
+        packed, panel = self.packed(right, (*sizes, depth), own, dtype)
+        value = k.matmul(left, right, depth, dtype, packed, panel)
         if rng.random() < 0.6:
             value = self.chain(k, rng.randint(1, 4))
         self.store(k, value)
         return k
+
+    def packed(
+        self, right: Access, sizes: Sequence[Size], own: Sequence[int], dtype: DType
+    ) -> tuple[Access | None, Panel | None]:
+        """The right operand of a product once more, in panels. `own`: outer dimensions it has."""
+        rng = random.Random(self.seed * 1000 + len(self.buffers))
+        if dtype is DType.F64 or rng.random() < 0.5:
+            return None, None
+        panel = Panel(rng.choice((8, 16, 32, 32, 5)), rng.choice((1, 1, 2)))
+        *outer, _, columns, depth = sizes
+        groups = floor_div(depth + panel.depth - 1, panel.depth)
+        row_step = panel.width * panel.depth
+        panels = floor_div(columns + panel.width - 1, panel.width)
+        strides: list[Size] = [0] * len(sizes)
+        strides[-1], strides[-2] = row_step, groups * row_step
+        extent = panels * strides[-2]
+        for d in reversed(own):
+            strides[d] = extent
+            extent = extent * outer[d]
+        number = self.buffer("input", dtype, extent)
+        packed = Access(number, 0, tuple(strides))
+        self.packs.append((packed, panel, right, tuple(sizes)))
+        return packed, panel
 
     def attention(self, name: str) -> Kernel:
         rng = self.rng

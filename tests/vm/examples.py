@@ -129,13 +129,30 @@ def scan(rows: int, columns: int, step: int) -> list[int]:
 def product(m: int, n: int, k: int) -> list[int]:
     """y = a @ b^T."""
     full = {"type": "f32", "kind_dst": "full"}
+    operands = [*access(0, k, 0, 1), *access(1, 0, k, 1)]
     body = [
-        instr("MATMUL", k, *access(0, k, 0, 1), *access(1, 0, k, 1), type2="f32", dst=0, **full),
+        instr("MATMUL", k, 0, *operands, type2="f32", dst=0, **full),
         instr("STORE", 2, *access(2, n, 1), type2="f32", a=0, kind_a="full", **full),
     ]
     return program(
         [("f32", m * k), ("f32", n * k), ("f32", m * n)],
         kernel([(m, 2), (n, 3)], (0, 1), [24], body),
+    )
+
+
+def packed_product(m: int, n: int, k: int, width: int, depth: int) -> list[int]:
+    """y = a @ b, b in panels as [panel][k / depth][width][depth]."""
+    full = {"type": "f32", "kind_dst": "full"}
+    row = width * depth
+    panel = -(-k // depth) * row
+    operands = [*access(0, k, 0, 1), *access(1, 0, panel, row)]
+    body = [
+        instr("MATMUL", k, width | depth << 32, *operands, type2="f32", dst=0, **full),
+        instr("STORE", 2, *access(2, n, 1), type2="f32", a=0, kind_a="full", **full),
+    ]
+    return program(
+        [("f32", m * k), ("f32", -(-n // width) * panel), ("f32", m * n)],
+        kernel([(m, 2), (n, width)], (0, 1), [8 * width], body),
     )
 
 

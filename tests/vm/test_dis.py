@@ -18,6 +18,7 @@ EXAMPLES = {
     "branch": (examples.branch(), ["flag", "t", "y"], ["one", "two", "copy"]),
     "scan": (examples.scan(3, 100, 32), ["x", "y"], ["cumsum"]),
     "product": (examples.product(5, 7, 6), ["a", "b", "y"], ["linear"]),
+    "packed_product": (examples.packed_product(5, 7, 6, 4, 2), ["a", "b", "y"], ["linear"]),
     "attention": (examples.attention(5, 4, 6, 15), ["q", "k", "v", "seen", "y"], ["attend"]),
 }
 

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from vm.assembling import access, instr, kernel, program
-from vm.examples import attention, branch, lookups, product, scan, softmax, split_fold
+from vm.examples import (
+    attention,
+    branch,
+    lookups,
+    packed_product,
+    product,
+    scan,
+    softmax,
+    split_fold,
+)
 from vtc.vm import isa
 from vtc.vm.reference import run
 
@@ -73,6 +82,15 @@ def test_products():
     a, b, y = torch.randn(5, 6), torch.randn(7, 6), torch.zeros(5, 7)
     run(product(5, 7, 6), [a, b, y])
     torch.testing.assert_close(y, a @ b.T)
+
+
+@pytest.mark.parametrize(("width", "depth"), [(4, 1), (4, 2), (8, 3), (16, 1)])
+def test_products_with_a_packed_operand(width, depth):
+    a, b, y = torch.randn(5, 6), torch.randn(6, 7), torch.zeros(5, 7)
+    panels = torch.nn.functional.pad(b, (0, -7 % width, 0, -6 % depth))
+    packed = panels.view(-(-6 // depth), depth, -(-7 // width), width).permute(2, 0, 3, 1)
+    run(packed_product(5, 7, 6, width, depth), [a, packed.flatten(), y])
+    torch.testing.assert_close(y, a @ b)
 
 
 @pytest.mark.parametrize("flags", [0, 1, 2, 2 | 4, 8, 1 | 2 | 4 | 8])

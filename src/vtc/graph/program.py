@@ -66,6 +66,13 @@ def is_tensor(node: object) -> bool:
     return isinstance(node, fx.Node) and isinstance(value_of(node), torch.Tensor)
 
 
+def is_parameter(node: fx.Node) -> bool:
+    """Is an input a parameter or buffer of the model?"""
+    return isinstance(value_of(node), torch.nn.Parameter) or (
+        node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") is not None
+    )
+
+
 def has_symbol(node: fx.Node) -> bool:
     """True when a size, stride or offset of the node's tensor is symbolic."""
     value = value_of(node)

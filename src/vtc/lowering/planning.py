@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import fx
 
-from vtc.graph.program import Program, is_tensor, value_of
+from vtc.graph.program import Program, is_parameter, is_tensor, value_of
 from vtc.graph.regions import Grouping, Region
 from vtc.kernels.operators import flops
 from vtc.virtual.plan import PlanGraph, PlanMovement, PlanRegion, PlanStep, PlanTensor
@@ -26,7 +25,7 @@ def plan_graph(program: Program, grouping: Grouping) -> PlanGraph:
             kind: Literal["input", "updated", "constant"] = "input"
             if node.name in updated:
                 kind = "updated"
-            elif i >= first_constant or _is_parameter(node):
+            elif i >= first_constant or is_parameter(node):
                 kind = "constant"
             tensors[node.name] = _tensor(node, kind, node.name in outputs)
     steps: list[PlanStep] = []
@@ -62,10 +61,4 @@ def _tensor(
     value = value_of(node)
     return PlanTensor(
         node.name, tuple(value.shape), tuple(value.stride()), value.element_size(), kind, output
-    )
-
-
-def _is_parameter(node: fx.Node) -> bool:
-    return isinstance(value_of(node), torch.nn.Parameter) or (
-        node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") is not None
     )

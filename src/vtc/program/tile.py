@@ -114,17 +114,36 @@ class Instr:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """How a right operand [k, n] is packed: as [panel][k // depth][width][depth], 0 where padded.
+
+    Of its access, the stride of the column dimension leads from one panel to the next, and the last
+    one, width * depth, from one group of `depth` rows to the next.
+    """
+
+    width: int
+    depth: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.width}x{self.depth}"
+
+
+@dataclass(frozen=True)
 class Contraction:
     """The operands of a matmul: `left` and `right` address over the domain and k (last stride).
 
     The row dimension of the product is the last domain dimension in which `left` moves and `right`
     does not, its column dimension the last domain dimension. `dtype` is that of both in memory.
+    packed: the same right operand once more, in panels as `panel` says, for an encoder that prefers
+    it where there are many rows; it has neither terms nor a mask.
     """
 
     left: Access
     right: Access
     k: Size
     dtype: DType
+    packed: Access | None = None
+    panel: Panel | None = None
 
 
 @dataclass(frozen=True)

@@ -282,6 +282,15 @@ def _matmul(check: _Checker, instr: Instr) -> None:
         dtype = check.access(access, check.rank + 1, loads=True)
         check.need(dtype is product.dtype, f"{name} is {dtype}, not {product.dtype}")
     check.size(product.k, "k")
+    check.need((product.packed is None) is (product.panel is None), "panels without an access")
+    if product.packed is not None and product.panel is not None:
+        dtype = check.access(product.packed, check.rank + 1, loads=True)
+        check.need(dtype is product.dtype, f"packed is {dtype}, not {product.dtype}")
+        check.need(not (product.packed.terms or product.packed.mask), "panels with terms or masks")
+        panel = product.panel
+        check.need(panel.width > 0 and panel.depth > 0, f"panels of {panel.width} by {panel.depth}")
+        step = product.packed.stride[check.rank]
+        check.need(step == panel.width * panel.depth, f"rows of panels lie {step} apart")
     check.need(product.dtype.compute in FLOATS, f"a product of {product.dtype}")
     check.result(instr, product.dtype.compute)
 

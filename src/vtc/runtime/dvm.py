@@ -7,6 +7,7 @@ The function that does it is written out as text once a plan (`Program.source`).
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from vtc.index import Size
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
 from vtc.program.module import Module
 from vtc.program.sizes import size_value
+from vtc.runtime.prepack import Operand, Watched
 from vtc.vm import machine
 
 # Encodings that are kept of one module; the oldest are dropped.
@@ -29,6 +31,10 @@ KEPT = 1024
 
 class Encoded(Protocol):
     """A module at known sizes."""
+
+    @property
+    def used(self) -> Sequence[bool]:
+        """For each buffer, whether the program touches it."""
 
     def run(self, pointers: Sequence[int], params: Sequence[float]) -> None:
         """Runs it on one address a buffer, 0 for temporaries."""
@@ -45,17 +51,19 @@ class Machine(Protocol):
 class Counters:
     """What was done since the start of the process, for tests and reports.
 
-    captures: graphs lowered; encodes: modules encoded for a new tuple of sizes; compilations:
-    machine code compiled, which this engine never does; eager: operators run as eager PyTorch.
+    captures: graphs lowered; encodes: modules encoded for a new tuple of sizes; packs: prepacked
+    operands computed; compilations: machine code compiled, which this engine never does; eager:
+    operators run as eager PyTorch.
     """
 
     captures: int = 0
     encodes: int = 0
+    packs: int = 0
     compilations: int = 0
     eager: int = 0
 
     def reset(self) -> None:
-        self.captures = self.encodes = self.compilations = self.eager = 0
+        self.captures = self.encodes = self.packs = self.compilations = self.eager = 0
 
 
 counters = Counters()
@@ -77,6 +85,8 @@ class Program:
             for k, step in enumerate(plan.steps)
             if isinstance(step, ModuleStep)
         }
+        self.operands = [Operand(own, make, self._count_pack) for own in plan.prepacked]
+        self.lock = threading.Lock()
         counters.captures += 1
         self.source, names = _Writer(plan).text()
         names.update({f"prepare{k}": self._preparer(k) for k in self.machines})
@@ -88,6 +98,15 @@ class Program:
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         return self.run(*args)
 
+    @staticmethod
+    def _count_pack() -> None:
+        counters.packs += 1
+
+    @property
+    def prepacked_bytes(self) -> int:
+        """What is kept of prepacked operands now."""
+        return sum(o.own.bytes * len(o.copies) for o in self.operands)
+
     def _preparer(self, k: int) -> Callable[[dict[Any, Any], tuple[int, ...]], Any]:
         """What a module's step needs for new sizes: its encoding, and the tensors to allocate."""
         step = self.plan.steps[k]
@@ -95,6 +114,8 @@ class Program:
         module, own = step.module, self.machines[k]
         made = [self.plan.spaces[n] for n in allocated(step)]
         names = stage_symbols(self.plan, step)
+        packed = prepacked(self.plan, step)
+        order = weights_of(self.plan, step)
 
         def prepare(memo: dict[Any, Any], values: tuple[int, ...]) -> Any:
             known = dict(zip(names, values, strict=True))
@@ -107,7 +128,14 @@ class Program:
             ]
             if len(memo) >= KEPT:
                 memo.pop(next(iter(memo)))
-            memo[values] = found = (encoded.run, *layouts)
+            watched: tuple[Watched, ...] = ()
+            if packed:
+                wanted = [
+                    self.operands[number] if used else None
+                    for number, used in zip(packed, encoded.used, strict=False)
+                ]
+                watched = (Watched(wanted, order, self.lock),)
+            memo[values] = found = (encoded.run, *watched, *layouts)
             return found
 
         return prepare
@@ -128,6 +156,27 @@ def allocated(step: ModuleStep) -> list[int]:
         for buffer, space in zip(step.module.buffers, step.spaces, strict=True)
         if buffer.kind == "output" and space is not None
     ]
+
+
+def updates(plan: Plan, step: ModuleStep) -> list[int]:
+    """The spaces of the caller's tensors that a module writes."""
+    stores = (i.access for k in step.module.kernels() for i in k.body if i.op == "store")
+    spaces = (step.spaces[b] for b in sorted({a.buffer for a in stores if a is not None}))
+    return [n for n in spaces if n is not None and plan.spaces[n].kind == "input"]
+
+
+def prepacked(plan: Plan, step: ModuleStep) -> list[int]:
+    """The numbers of the prepacked operands of a module, whose buffers are its first."""
+    kinds = [None if n is None else plan.spaces[n] for n in step.spaces]
+    found = [s.number for s in kinds if s is not None and s.kind == "prepacked"]
+    assert all(s is not None and s.kind == "prepacked" for s in kinds[: len(found)])
+    return found
+
+
+def weights_of(plan: Plan, step: ModuleStep) -> list[int]:
+    """The inputs from which the prepacked operands of a module are computed."""
+    sources = (n for k in prepacked(plan, step) for n in plan.prepacked[k].sources)
+    return sorted({n for n in sources if n >= 0})
 
 
 def stage_symbols(plan: Plan, step: ModuleStep) -> list[str]:
@@ -178,16 +227,29 @@ class _Writer:
         self.lines.append(f"key = ({key})")
         self.lines.append(f"known = memo{k}.get(key) or prepare{k}(memo{k}, key)")
         targets = "".join(f"shape{n}, stride{n}, " for n in made)
-        self.lines.append(f"call, {targets}= known")
+        packed = prepacked(self.plan, step)
+        self.lines.append(f"call, {'packed, ' if packed else ''}{targets}= known")
         for number in made:
             self.names[f"dtype{number}"] = self.plan.spaces[number].dtype.torch_dtype
             self.lines.append(
                 f"t{number} = empty_strided(shape{number}, stride{number}, dtype=dtype{number})"
             )
-        pointers = "".join(
-            "0, " if n is None else f"{self._space(n)}.data_ptr(), " for n in step.spaces
+        pointers = ""
+        if packed:
+            # Held while the call runs, so that the copies stay.
+            weights = "".join(f"a{n}, " for n in weights_of(self.plan, step))
+            self.lines.append(f"ready = packed(({weights}))")
+            pointers = "*ready.pointers, "
+        pointers += "".join(
+            "0, " if n is None else f"{self._space(n)}.data_ptr(), "
+            for n in step.spaces[len(packed) :]
         )
         self.lines.append(f"call(({pointers}), ())")
+        updated = "".join(f"{self._space(n)}, " for n in updates(self.plan, step))
+        if updated:
+            # As PyTorch's own in-place operators do: whoever watches the tensor is to know.
+            self.names["increment_version"] = torch.autograd.graph.increment_version
+            self.lines.append(f"increment_version(({updated}))")
 
     def _eager(self, k: int, step: EagerStep) -> None:
         self.names[f"call{k}"] = step.target

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 from vtc import errors
 from vtc.graph.capture import capture
 from vtc.graph.program import Program as Captured
-from vtc.lowering.dvm import Plan, lower
+from vtc.lowering.dvm import Packing, Plan, lower
 from vtc.lowering.dvm.units import broadcasts_a_symbol
 from vtc.lowering.settings import Compiled, Settings
 from vtc.program.module import Module
@@ -33,6 +33,7 @@ from vtc.virtual.record import (
     SearchStats,
     VtogSummary,
 )
+from vtc.vm.machine import panel_width
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def compile_graph(
         if sharing([*inputs, *captured.constants], updated):
             raise errors.CaptureError("the graph", "arguments share storage, and one is updated")
         capture_s = time.perf_counter() - started
-        plan = lower(captured)
+        plan = lower(captured, packing(settings))
         run = Program(plan, machine)
     except Unsuitable as finding:
         return finding.instead
@@ -77,6 +78,11 @@ def compile_graph(
         compile_s = time.perf_counter() - started - capture_s
         settings.records.append(record(len(settings.records), captured, plan, capture_s, compile_s))
     return guarded(run, graph_module.forward, captured, ())
+
+
+def packing(settings: Settings) -> Packing | None:
+    """How weights are prepacked: for the machine at hand, within the option's bound."""
+    return Packing(panel_width(), int(settings.options.prepack_mib * (1 << 20)))
 
 
 class _TooWide(Exception):  # noqa: N818 - a finding about a graph, not an error

@@ -182,10 +182,12 @@ class _Listing:
             case "REDUCE" | "INIT" | "ACCUM" | "FINISH" | "SCAN" | "SPILL" | "MERGE":
                 return self.fold(op.name, word, behind)
             case "MATMUL":
-                left, after = isa.decode_access(words, at + 2)
+                left, after = isa.decode_access(words, at + 3)
                 right, _ = isa.decode_access(words, after)
-                sides = (self.access(a) for a in (left, right))
-                return f"k={behind[0]} {' '.join(sides)}"
+                width, depth = behind[1] & 0xFFFFFFFF, behind[1] >> 32
+                sides = " ".join(self.access(a) for a in (left, right))
+                panels = f" in panels of {width}" + (f" by {depth}" if depth > 1 else "")
+                return f"k={behind[0]} {sides}" + (panels if width else "")
             case "ATTENTION":
                 return self.attention(at, behind)
         return ", ".join(registers)

@@ -127,9 +127,12 @@ class _Image:
         head = [op, _TYPE[instr.dtype], len(instr.args), *instr.args]
         constant = instr.constant
         if isinstance(constant, Contraction):
-            accesses = [self.access(constant.left), self.access(constant.right)]
-            head += [self.size(constant.k), 0, _TYPE[constant.dtype], 2]
-            return head + accesses[0] + accesses[1]
+            panel = constant.panel
+            head += [self.size(constant.k), 0, _TYPE[constant.dtype]]
+            head += [panel.width, panel.depth] if panel else [0, 0]
+            accesses = [constant.left, constant.right, constant.packed]
+            given = [self.access(a) for a in accesses if a is not None]
+            return [*head, len(given), *(n for access in given for n in access)]
         if isinstance(constant, Attention):
             return head + [0, 0, 0] + self.attention(constant)
         head += [*self.constant(instr), 0]

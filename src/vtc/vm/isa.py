@@ -216,8 +216,11 @@ _ROWS: tuple[tuple[str, Family, str, str, str], ...] = (
         "MATMUL",
         "anchor",
         "type type2 dst kind_dst",
-        "k; access of the left operand; access of the right operand",
-        "dst = sum over k of left * right, both of memory type `type2`",
+        "k; width (32 bits) and depth (32) of the right operand's panels, or 0; access of the left "
+        "operand; access of the right operand",
+        "dst = sum over k of left * right, both of memory type `type2`. In panels, the right "
+        "operand has its element of column n and row k at (n // width) * stride of the columns + "
+        "(k // depth) * stride of k + (n % width) * depth + k % depth",
     ),
     (
         "ATTENTION",

@@ -35,6 +35,12 @@ def instruction_set() -> str:
     return _native.instruction_set()
 
 
+def panel_width() -> int:
+    """Columns of a panel in which this machine wants the right operands of products packed."""
+    _require_native()
+    return _native.panel_width()
+
+
 class Encoded:
     """A program for one choice of sizes. It may be run from several threads at once."""
 
@@ -56,6 +62,11 @@ class Encoded:
     def extents(self) -> list[int]:
         """Elements of each buffer."""
         return self._program.extents
+
+    @property
+    def used(self) -> list[bool]:
+        """For each buffer, whether the program touches it at these sizes."""
+        return self._program.used
 
     def run(self, pointers: Sequence[int], params: Sequence[float] = ()) -> None:
         """Runs the program, without the interpreter lock.

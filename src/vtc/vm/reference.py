@@ -8,6 +8,7 @@ and contractions of f32 are folded in f64.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, SupportsInt
 
 import torch
@@ -295,14 +296,30 @@ class _Kernel(Tile):
 
     def matmul(self, word: int) -> None:
         depth = self.word(0)
-        left, at = isa.decode_access(self.machine.words, self.at + 2)
+        left, at = isa.decode_access(self.machine.words, self.at + 3)
         right, _ = isa.decode_access(self.machine.words, at)
         kind = isa.field(word, "kind_dst")
         points = [p.unsqueeze(-1) for p in self.points(kind)]
         points.append(torch.arange(depth).reshape(1, 1, -1))
         zero = torch.zeros(1, 1, 1, dtype=torch.float64)
-        product = self.gather(left, points, zero) * self.gather(right, points, zero)
+        own = self.gather(left, points, zero)
+        if self.word(1):
+            right, points = self.panels(right, points)
+        product = own * self.gather(right, points, zero)
         self.write(word, product.expand(*product.shape[:2], depth).sum(-1))
+
+    def panels(
+        self, right: AccessWords, points: list[torch.Tensor]
+    ) -> tuple[AccessWords, list[torch.Tensor]]:
+        """An access of panels as a plain one: the inside of a panel is a dimension of its own."""
+        width, depth = self.word(1) & 0xFFFFFFFF, self.word(1) >> 32
+        *outer, k = points
+        inside = k % depth
+        column = self.kernel.column
+        if column is not None:
+            inside = inside + outer[column] % width * depth
+            outer[column] = outer[column] // width
+        return replace(right, strides=(*right.strides, 1)), [*outer, k // depth, inside]
 
     def attention(self, word: int) -> None:
         length, head, flags, softcap = self.word(0), self.word(1), self.word(3), self.number(4)

@@ -36,6 +36,10 @@ class _Encoded:
     def __init__(self, module: Module, sizes: dict[str, int]) -> None:
         self.module, self.sizes = module, sizes
 
+    @property
+    def used(self) -> list[bool]:
+        return [True] * len(self.module.buffers)
+
     def run(self, pointers: Sequence[int], params: Sequence[float]) -> None:
         tensors: list[Tensor | None] = []
         for buffer, pointer in zip(self.module.buffers, pointers, strict=True):

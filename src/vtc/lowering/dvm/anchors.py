@@ -6,7 +6,7 @@ from vtc.index import Affine, Fill, Size, affine, sizes, substitution
 from vtc.lowering.dvm.body import Body, Home, Indirect, Needs
 from vtc.lowering.dvm.domain import Index, broadcast_index
 from vtc.lowering.dvm.nodes import AttentionSpec, Move, Node, contiguous
-from vtc.program.tile import Access, Attention, Contraction
+from vtc.program.tile import Access, Attention, Contraction, Panel
 
 
 def write_anchor(body: Body, node: Node, index: Index, planned: Planned) -> int:
@@ -21,10 +21,13 @@ def write_anchor(body: Body, node: Node, index: Index, planned: Planned) -> int:
 
 
 class Planned:
-    """Where a node will be that is not in memory yet: at its home, or at one of its own."""
+    """Where a node will be that is not in memory yet: at its home, or at one of its own.
 
-    def __init__(self, homes: dict[Node, Home]) -> None:
-        self.homes = homes
+    panels: for right operands of products the node that holds them packed.
+    """
+
+    def __init__(self, homes: dict[Node, Home], panels: dict[Node, tuple[Node, Panel]]) -> None:
+        self.homes, self.panels = homes, panels
 
     def __call__(self, node: Node) -> Home:
         return self.homes.get(node) or Home(-1, 0, contiguous(node.shape))
@@ -37,13 +40,46 @@ def _matmul(body: Body, node: Node, index: Index, planned: Planned) -> int:
     k = left.shape[-1]
     at_left = (*broadcast_index(left.shape[:-2], outer), index[-2], inner)
     at_right = (*broadcast_index(right.shape[:-2], outer), inner, index[-1])
+    packed, panel = _packed(body, right, (*outer, index[-1]), planned)
     product = Contraction(
         left=_operand(body, left, at_left, k, planned),
         right=_operand(body, right, at_right, k, planned),
         k=k,
         dtype=left.dtype,
+        packed=packed,
+        panel=panel,
     )
     return body.add("matmul", (), node.dtype.compute, constant=product)
+
+
+def _packed(
+    body: Body, right: Node, index: Index, planned: Planned
+) -> tuple[Access | None, Panel | None]:
+    """The access of the right operand's panels at (outer, column), if there are such and columns
+    that a tile starts with start a panel."""
+    if right not in planned.panels:
+        return None, None
+    node, panel = planned.panels[right]
+    home = planned.homes[node]
+    rank = len(body.domain.sizes)
+    *outer_step, panel_step, row_step, _ = home.stride
+    stride: list[Size] = [0] * rank
+    offset: Size = home.offset
+    outer = broadcast_index(node.shape[:-3], index[:-1])
+    for form, step in zip((*outer, index[-1]), (*outer_step, panel_step), strict=True):
+        column = form is index[-1]
+        for d, factor in (*form.terms.items(), (None, form.const)):
+            if not isinstance(factor, int) or not (d is None or isinstance(d, int)):
+                return None, None
+            if column and not (d == rank - 1 and factor == 1):
+                if factor % panel.width:
+                    return None, None
+                factor //= panel.width
+            if d is None:
+                offset = sizes.add(offset, sizes.mul(factor, step))
+            else:
+                stride[d] = sizes.add(stride[d], sizes.mul(factor, step))
+    return Access(home.buffer, offset, (*stride, row_step)), panel
 
 
 def _attention(body: Body, node: Node, index: Index, planned: Planned) -> int:

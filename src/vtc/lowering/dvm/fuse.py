@@ -36,7 +36,7 @@ from vtc.lowering.dvm.nodes import (
 from vtc.lowering.dvm.plan import EagerStep, ScalarRef, Space, TensorRef
 from vtc.program.module import Branch
 from vtc.program.scalars import SCALARS
-from vtc.program.tile import TileKernel
+from vtc.program.tile import Panel, TileKernel
 
 # More cycles a vector than this, or more loads, and a value is stored rather than computed again.
 RECOMPUTED_COST = 40
@@ -48,7 +48,7 @@ DEEPEST = 120
 @dataclass
 class Fusion:
     """Kernels for the nodes that are asked for. `users` are the live uses; `kept` is asked for by
-    the caller."""
+    the caller; `panels` gives the node that holds a product's right operand packed."""
 
     users: dict[Node, list[Node]]
     kept: set[Node]
@@ -59,6 +59,7 @@ class Fusion:
     stored: set[Node] = field(default_factory=set)
     steps: list[TileKernel | Branch | EagerStep] = field(default_factory=list)
     calls: set[Call] = field(default_factory=set)
+    panels: dict[Node, tuple[Node, Panel]] = field(default_factory=dict)
     made: int = 0
 
     def space(self, space: Space) -> int:
@@ -153,7 +154,7 @@ class Fusion:
         return None
 
     def body(self, domain: Domain) -> Body:
-        planned = Planned(self.homes)
+        planned = Planned(self.homes, self.panels)
         return Body(domain, self.in_memory, functools.partial(write_anchor, planned=planned))
 
     def commit(self, body: Body, done: set[Node]) -> None:

@@ -15,24 +15,26 @@ from vtc.index import Size, sizes
 from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.modules import assemble
-from vtc.lowering.dvm.nodes import Move, Node, Unsupported, Weak, live_users, reads
-from vtc.lowering.dvm.plan import Plan, ScalarRef, Space, TensorRef
+from vtc.lowering.dvm.nodes import Move, Node, Unsupported, Weak, contiguous, live_users, reads
+from vtc.lowering.dvm.plan import Plan, Prepacked, ScalarRef, Space, TensorRef
+from vtc.lowering.dvm.prepack import Packing, prepack
 from vtc.lowering.dvm.translate import Translation, translate
 
 
-def lower(program: Program) -> Plan:
+def lower(program: Program, packing: Packing | None = None) -> Plan:
     """The plan of a program; the same for every size of its inputs.
 
-    Raises CaptureError for what the DVM cannot run, which is then the whole graph.
+    packing: how weights are prepacked; None reads them as they lie. Raises CaptureError for what
+    the DVM cannot run, which is then the whole graph.
     """
     own = translate(program)
     try:
-        return _lowered(program, own)
+        return _lowered(program, own, packing or Packing(0, 0))
     except Unsupported as error:
         raise errors.CaptureError("the graph", str(error)) from error
 
 
-def _lowered(program: Program, own: Translation) -> Plan:
+def _lowered(program: Program, own: Translation, packing: Packing) -> Plan:
     outputs = [own.values[o] if isinstance(o, fx.Node) else o for o in program.outputs]
     updates = [(number, own.values[node]) for number, node in program.updates]
     roots = [o.node if isinstance(o, Weak) else o for o in outputs if isinstance(o, Node | Weak)]
@@ -40,12 +42,13 @@ def _lowered(program: Program, own: Translation) -> Plan:
     roots += [t for call in own.calls for t in call.tensors()]
     users = live_users(roots)
     fusion = Fusion(users, set(), own.graph.results)
+    bases = {k: base for k, o in enumerate(outputs) if (base := _base(own, o)) is not None}
+    prepacked = _prepacked(program, own, fusion, {*bases.values(), *roots}, packing)
     inputs = _inputs(program, own, fusion)
     fusion.inplace = _in_place(inputs, updates, users)
     for scatter, number in fusion.inplace.items():
         fusion.homes[scatter] = fusion.homes[inputs[number]]
 
-    bases = {k: base for k, o in enumerate(outputs) if (base := _base(own, o)) is not None}
     for k, base in bases.items():
         if k not in program.aliases:
             _give_home(own, fusion, base)
@@ -65,7 +68,27 @@ def _lowered(program: Program, own: Translation) -> Plan:
         outputs=tuple(returned),
         constants=program.constants,
         splits=frozenset(call.origin for call in own.splits),
+        prepacked=prepacked,
     )
+
+
+def _prepacked(
+    program: Program, own: Translation, fusion: Fusion, excluded: set[Node], packing: Packing
+) -> tuple[Prepacked, ...]:
+    """Finds what depends on weights alone, and gives it homes; their spaces are the first."""
+    inputs = [
+        (number, value)
+        for number, node in enumerate(program.inputs)
+        if isinstance(value := own.values[node], Node)
+    ]
+    found = prepack(program, own.graph, inputs, fusion.users, excluded, packing)
+    for number, (node, made) in enumerate(found.kept.items()):
+        stride = contiguous(node.shape)
+        space = fusion.space(Space("prepacked", made.dtype, made.shape, stride, number))
+        fusion.homes[node] = Home(space, 0, stride)
+        fusion.stored.add(node)
+    fusion.panels = found.panels
+    return tuple(found.kept.values())
 
 
 def _inputs(program: Program, own: Translation, fusion: Fusion) -> dict[int, Node]:

@@ -86,9 +86,10 @@ def _module(
     buffers = []
     for number in order:
         space = spaces[number]
-        name = f"in{space.number}" if space.kind == "input" else f"t{number}"
+        prefix = {"input": "in", "prepacked": "p", "made": "t"}[space.kind]
+        name = f"{prefix}{number if space.kind == 'made' else space.number}"
         kind: BufferKind = "temporary"
-        if space.kind == "input" or number in before:
+        if space.kind != "made" or number in before:
             kind = "input"
         elif number in after:
             kind = "output"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,11 +17,11 @@ from vtc.program.module import Module
 class Space:
     """A piece of memory while kernels are made: whose it is, and how it is laid out.
 
-    kind: "input", the caller's tensor `number`; "made", one that the program or an eager
-    call makes.
+    kind: "input", the caller's tensor `number`; "prepacked", the plan's prepacked operand
+    `number`; "made", one that the program or an eager call makes.
     """
 
-    kind: Literal["input", "made"]
+    kind: Literal["input", "prepacked", "made"]
     dtype: DType
     shape: tuple[Size, ...]
     stride: tuple[Size, ...]
@@ -68,6 +69,24 @@ class ModuleStep:
 
 
 @dataclass(frozen=True, eq=False)
+class Prepacked:
+    """A tensor that depends on weights alone: contiguous, computed by `module` and then kept.
+
+    sources: for each buffer of the module the number of the graph input that it is; -1 for the
+    result and for temporaries.
+    """
+
+    module: Module
+    sources: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
 class Plan:
     """What a call does. `symbols` says where the size symbols of the inputs come from: the number
     of the input, and ("value", 0), ("size", d) or ("stride", d). outputs: TensorRefs, ScalarRefs,
@@ -82,6 +101,7 @@ class Plan:
     outputs: tuple[Any, ...]
     constants: tuple[torch.Tensor, ...] = ()
     splits: frozenset[str] = frozenset()
+    prepacked: tuple[Prepacked, ...] = ()
 
     @property
     def eager(self) -> tuple[str, ...]:
@@ -102,6 +122,8 @@ class Plan:
 
     def __str__(self) -> str:
         lines = []
+        for number, own in enumerate(self.prepacked):
+            lines.append(f"prepacked p{number}: {own.dtype}{list(own.shape)}\n{own.module}")
         for step in self.steps:
             if isinstance(step, EagerStep):
                 lines.append(f"eager {step.name}")

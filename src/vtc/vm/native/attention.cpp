@@ -102,7 +102,8 @@ void product(State& s, float* out, const float* a, int64_t lda, const Strided& b
   float* packed = reinterpret_cast<float*>(s.panels.get((panels * gemm.panel * k + 16) * 4));
   s.packed_base = nullptr;
   gemm.pack(packed, b, type, k, n);
-  gemm.multiply(out, n, a, lda, packed, r, n, k, false);
+  PanelRows panel{reinterpret_cast<const char*>(packed), gemm.panel * k * 4, T_F32};
+  gemm.multiply(out, n, {a, lda, nullptr}, panel, r, n, k, false);
 }
 
 // Scores and their softmax are kept for a block of keys only; earlier sums are rescaled where a

@@ -74,6 +74,13 @@ NB_MODULE(_native, m) {
       .def_prop_ro("arena_bytes",
                    [](const Program& p) { return vtc::ProgramView{p.words.data()}.arena_bytes(); })
       .def_ro("extents", &Program::extents)
+      .def_prop_ro("used",
+                   [](const Program& p) {
+                     vtc::ProgramView view{p.words.data()};
+                     std::vector<bool> used;
+                     for (int b = 0; b < view.buffers(); ++b) used.push_back(view.extent(b) > 0);
+                     return used;
+                   })
       .def("run", &run, nb::arg("pointers"), nb::arg("params"));
   nb::class_<vtc::Encoder>(m, "Encoder")
       .def("__init__",
@@ -84,5 +91,6 @@ NB_MODULE(_native, m) {
           "encode",
           [](const vtc::Encoder& e, const std::vector<int64_t>& sizes) { return e.encode(sizes); },
           nb::arg("sizes"));
+  m.def("panel_width", [] { return vtc::table().gemm.panel; });
   m.def("instruction_set", [] { return std::string(vtc::table().name); });
 }

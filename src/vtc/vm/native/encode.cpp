@@ -126,7 +126,11 @@ class Writer {
       out_.push_back(static_cast<Word>(std::max<int64_t>(values_[buffer.extent], 0)));
       out_.push_back(static_cast<Word>(arena_.offset[b]));
     }
+    used_.assign(module_.buffers.size(), 0);
     steps(module_.steps);
+    // Nothing has to be there of inputs that no kernel reads at these sizes.
+    for (size_t b = 0; b < module_.buffers.size(); ++b)
+      if (module_.buffers[b].kind == 0 && !used_[b]) out_[kHeadWords + kBufferWords * b + 1] = 0;
     out_.push_back(OP_END | Word{1} << kLengthShift);
     out_[1] = out_.size();
     out_[2] = static_cast<Word>(kernels_.arena_bytes);
@@ -150,6 +154,7 @@ class Writer {
         continue;
       }
       barrier();
+      used_[step.predicate] = 1;
       size_t branch = out_.size();
       out_.insert(out_.end(), {OP_BRANCH | Word{3} << kLengthShift,
                                static_cast<Word>(step.predicate), 0});
@@ -187,6 +192,7 @@ class Writer {
     if (wait) barrier();
     each([&](int b, bool writes) { pending_.add(b, writes); });
     kernels_.write(k, shape_, tiling);
+    for (const Access& a : shape_.accesses) used_[a.buffer] = 1;
     cost_ += tiling.points * k.cost / 16;
     if (k.anchor >= 0 && k.body[k.anchor].op == OP_MATMUL)
       cost_ += tiling.points * values_[k.body[k.anchor].constant] / 16;
@@ -199,6 +205,7 @@ class Writer {
   Pending pending_;
   KernelWriter kernels_;
   Shape shape_;
+  std::vector<char> used_;  // buffers
   int64_t cost_ = 0;
 };
 

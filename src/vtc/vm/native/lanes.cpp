@@ -16,6 +16,7 @@ const Table& instance() {
     fill_convert(t);
     fill_fold(t);
     fill_gemm(t);
+    fill_gemv(t);
     return t;
   }();
   return made;

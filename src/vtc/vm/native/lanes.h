@@ -11,5 +11,6 @@ void fill_pairs(Table& t);
 void fill_convert(Table& t);
 void fill_fold(Table& t);
 void fill_gemm(Table& t);
+void fill_gemv(Table& t);
 
 }  // namespace vtc::VTC_ISA

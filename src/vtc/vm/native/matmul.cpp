@@ -35,6 +35,32 @@ Strided right_columns(State& s, AccessView access, int type, int64_t k, int64_t 
   return {out, 1, k};
 }
 
+// A right operand in panels: as it lies if they are those of this instruction set, and else copied.
+PanelRows right_panels(State& s, AccessView access, int type, Word panels, int64_t k, int64_t c) {
+  const Gemm& gemm = s.table->gemm;
+  int64_t width = static_cast<int64_t>(panels & 0xffffffff);
+  int64_t depth = static_cast<int64_t>(panels >> 32);
+  int size = kItemsize[type];
+  int64_t column = s.column == kNoDim ? 0 : s.coordinate[s.column];
+  int64_t apart = s.column == kNoDim ? 0 : access.stride(s.column);
+  Place p = locate(s, access, 0);
+  // `locate` moves by a panel for each column.
+  const char* base = p.at.base + (column / width - column) * apart * size;
+  if (width == gemm.panel && depth == 1) return {base, apart * size, type};
+  int64_t panels_here = (c + gemm.panel - 1) / gemm.panel;
+  float* packed = reinterpret_cast<float*>(s.panels.get((panels_here * gemm.panel * k + 16) * 4));
+  s.packed_base = nullptr;
+  int64_t step = access.stride(s.kernel.dims());
+  for (int64_t j = 0; j < panels_here * gemm.panel; ++j)
+    for (int64_t q = 0; q < k; ++q) {
+      float x = 0;
+      int64_t at = j / width * apart + q / depth * step + j % width * depth + q % depth;
+      if (j < c) s.table->read[type](&x, 1, base + at * size, 1, 1);
+      packed[(j / gemm.panel * k + q) * gemm.panel + j % gemm.panel] = x;
+    }
+  return {reinterpret_cast<const char*>(packed), gemm.panel * k * 4, T_F32};
+}
+
 // Products of f64: plain loops, rows of B innermost.
 void matmul_f64(State& s, AccessView left, AccessView right, int64_t r, int64_t c, int64_t k,
                 double* out) {
@@ -63,7 +89,7 @@ void matmul_f64(State& s, AccessView left, AccessView right, int64_t r, int64_t 
 void matmul(State& s, const Word* w) {
   int type = type2_of(w[0]), kind = kind_dst_of(w[0]), dims = s.kernel.dims();
   int64_t k = static_cast<int64_t>(w[1]), r = s.rows(kind), c = s.columns(kind);
-  AccessView left{w + 2}, right{w + 2 + left.words()};
+  AccessView left{w + 3}, right{w + 3 + left.words()};
   char* out = s.reg[dst_of(w[0])];
   if (!is_float_memory(type))
     return matmul_f64(s, left, right, r, c, k, reinterpret_cast<double*>(out));
@@ -71,6 +97,10 @@ void matmul(State& s, const Word* w) {
   int64_t lda;
   const float* a = left_rows(s, left, type, r, k, lda);
   float* d = reinterpret_cast<float*>(out);
+  if (w[2]) {
+    PanelRows b = right_panels(s, right, type, w[2], k, c);
+    return gemm.multiply(d, c, {a, lda, nullptr}, b, r, c, k, false);
+  }
   Strided b = locate(s, right, kColumnBit).at;
   b.row = right.stride(dims);
   int type_b = type;
@@ -88,7 +118,8 @@ void matmul(State& s, const Word* w) {
     s.packed_base = right.plain() ? b.base : nullptr;
     s.packed_columns = c;
   }
-  gemm.multiply(d, c, a, lda, packed, r, c, k, false);
+  PanelRows panel{reinterpret_cast<const char*>(packed), gemm.panel * k * 4, T_F32};
+  gemm.multiply(d, c, {a, lda, nullptr}, panel, r, c, k, false);
 }
 
 }  // namespace vtc

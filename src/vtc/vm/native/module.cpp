@@ -50,6 +50,10 @@ IrInstr read_instr(Reader& in, IrKernel& kernel) {
   i.constant = in.wide();
   i.symbolic = in.next() != 0;
   i.memory = in.next();
+  if (i.op == OP_MATMUL) {
+    i.width = in.next();
+    i.depth = in.next();
+  }
   if (i.op == OP_ATTENTION) {
     i.constant = static_cast<int64_t>(kernel.attentions.size());
     IrAttention& a = kernel.attentions.emplace_back();

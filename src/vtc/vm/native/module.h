@@ -39,6 +39,8 @@ struct IrInstr {
   int64_t constant = 0;
   bool symbolic = false;
   int memory = 0;  // matmul: type of its operands
+  // matmul: panels of its third operand, which is the second one packed; 0 if there is none.
+  int width = 0, depth = 0;
 };
 
 struct IrAttention {

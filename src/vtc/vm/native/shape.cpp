@@ -23,6 +23,25 @@ void fill_access(const IrAccess& from, const std::vector<int64_t>& values, const
   }
 }
 
+// From this many rows on, a right operand in panels beats one that is streamed as it lies.
+constexpr int64_t kPanelRows = 16;
+
+// Chooses between a product's right operand as it lies and the same in panels: the other access
+// becomes a second copy of the chosen one.
+void choose_right(const IrKernel& kernel, Shape& s) {
+  s.packed = false;
+  if (kernel.anchor < 0 || kernel.body[kernel.anchor].op != OP_MATMUL) return;
+  const IrInstr& product = kernel.body[kernel.anchor];
+  if (!product.width) return;
+  Access& left = s.accesses[product.access];
+  Access &right = s.accesses[product.access + 1], &packed = s.accesses[product.access + 2];
+  int64_t rows = 1;
+  for (int d = 0; d < s.dims; ++d)
+    if (left.stride[d] != 0 && packed.stride[d] == 0) rows *= s.size[d];
+  s.packed = rows >= kPanelRows;
+  (s.packed ? right : packed) = s.packed ? packed : right;
+}
+
 // Dimensions that must stay themselves: a mask, a scan or the coordinate itself names them.
 uint32_t pinned_dims(const IrKernel& kernel, const Shape& s) {
   uint32_t pinned = 0;
@@ -63,6 +82,7 @@ void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shap
   s.accesses.resize(kernel.accesses.size());
   for (size_t a = 0; a < kernel.accesses.size(); ++a)
     fill_access(kernel.accesses[a], values, s.size, dims, s.accesses[a]);
+  choose_right(kernel, s);
   uint32_t pinned = pinned_dims(kernel, s);
   // A scanned or masked dimension of size 1 keeps its place; an iota's coordinate there is 0.
   uint32_t kept = 0;

@@ -34,6 +34,7 @@ struct Shape {
   int64_t place[kIrDims];     // row-major place of a reduced dimension's coordinate
   int origin[kIrDims];        // dimension of the IR -> dimension here, or -1 where its size is 1
   std::vector<Access> accesses;
+  bool packed = false;        // a product reads its right operand in panels
 
   bool is_reduced(int d) const { return reduced >> d & 1; }
   bool empty() const;         // no point outside the reduced dimensions

@@ -39,13 +39,29 @@ using Scan = void (*)(void* d, void* carry, const void* a, int64_t r, int64_t c,
 
 enum FoldShape { kAcross, kDown, kWhole, kEach };
 
-// C[m, n] (dense f32, leading dimension ldc) = or += A[m, k] * panels of B.
+// The left operand of a product: element (m, k) lies at base + m * lda + k, or at base + m * lda +
+// offsets[k] where it is in pieces.
+struct LeftRows {
+  const float* base;
+  int64_t lda;
+  const int64_t* offsets;
+};
+
+// The right operand in panels of [k][panel] elements of memory type `type`, `apart` bytes from one
+// to the next.
+struct PanelRows {
+  const char* base;
+  int64_t apart;
+  int type;
+};
+
 struct Gemm {
   int panel;  // columns of a packed panel
   // Packs columns [0, n) of B (k rows) to panels of [k][panel], padded with 0.
   void (*pack)(float* packed, const Strided& b, int type, int64_t k, int64_t n);
-  void (*multiply)(float* c, int64_t ldc, const float* a, int64_t lda, const float* packed,
-                   int64_t m, int64_t n, int64_t k, bool add);
+  // C[m, n] (dense f32, rows ldc apart) = or += A[m, k] * panels of B.
+  void (*multiply)(float* c, int64_t ldc, const LeftRows& a, const PanelRows& b, int64_t m,
+                   int64_t n, int64_t k, bool add);
   // Rows of A (dense f32) times B where each column of B is contiguous in k.
   void (*dots)(float* c, int64_t ldc, const float* a, int64_t lda, const Strided& b, int type,
                int64_t m, int64_t n, int64_t k);

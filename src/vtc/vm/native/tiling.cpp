@@ -106,6 +106,9 @@ void tile_product(const IrKernel& kernel, int64_t k, Shape& s, Tiling& t) {
   if (t.row >= 0) move_last(s, t, t.row);
   k = std::max<int64_t>(k, 1);
   t.columns = whole ? n : std::min<int64_t>(n, k > 2048 ? 32 : 64);
+  // Tiles start where panels do.
+  int64_t width = s.packed ? kernel.body[kernel.anchor].width : 1;
+  if (t.columns < n) t.columns = std::min(n, divide_up(t.columns, width) * width);
   if (m <= 8) {
     t.rows = m;
   } else {

@@ -131,6 +131,7 @@ class Checker {
   int64_t fold(int op, int64_t length);
   int64_t spilled(int op, int64_t length, Word which);
   int64_t matmul(int64_t length);
+  void panels(AccessView a, int kind, int64_t k) const;
   int64_t attention(int64_t length);
 
   // The words of the access at `offset` words from the head of the instruction.
@@ -153,9 +154,10 @@ class Checker {
   }
 
   // Every address of an access is inside its buffer. Dimension d takes the coordinates [0, n[d]).
-  void inside(AccessView a, const int64_t* n, int count) const {
+  // `more` elements behind each are there too.
+  void inside(AccessView a, const int64_t* n, int count, int64_t more = 0) const {
     if (dead() || a.terms() > 0) return;
-    Wide low = a.offset(), high = a.offset();
+    Wide low = a.offset(), high = Wide{a.offset()} + more;
     for (int d = 0; d < count; ++d) {
       int64_t first = 0, last = n[d] - 1;
       for (int m = 0; m < a.masks(); ++m) {
@@ -384,7 +386,7 @@ int64_t Checker::spilled(int op, int64_t length, Word which) {
 int64_t Checker::matmul(int64_t length) {
   Word w = *at();
   int type = type_of(w), memory = type2_of(w), kind = kind_dst_of(w);
-  require(length >= 2, "a product is cut short");
+  require(length >= 3, "a product is cut short");
   int64_t k = static_cast<int64_t>(at()[1]);
   bool floats = memory == T_F32 || memory == T_BF16 || memory == T_F16;
   require((type == T_F32 && floats) || (type == T_F64 && memory == T_F64), "types of a product");
@@ -392,12 +394,16 @@ int64_t Checker::matmul(int64_t length) {
   require(std::max(rows(), columns()) <= (int64_t{1} << 31) / std::max<int64_t>(k, 1),
           "size of a product's tile");
   int64_t n[kMaxDims + 1];
-  int64_t words = 2;
+  int64_t words = 3;
   for (int side : {kRowBit, kColumnBit}) {
     int64_t offset = words;
     words += access(offset, length, k_.dims() + 1);
     AccessView a{at() + offset};
     require(p_.type(a.buffer()) == memory, "type of an operand");
+    if (side == kColumnBit && at()[2]) {
+      panels(a, kind, k);
+      continue;
+    }
     for (int t = 0; t < a.terms(); ++t)
       require((TermView{a.term(t)}.kind() | side) == side, "kind of an operand's term");
     coordinates(n, side & kind);
@@ -406,6 +412,32 @@ int64_t Checker::matmul(int64_t length) {
   }
   write(dst_of(w), kind, kItemsize[type]);
   return words;
+}
+
+// A right operand in panels: tiles start where panels do, and every panel is there whole.
+void Checker::panels(AccessView a, int kind, int64_t k) const {
+  int64_t width = static_cast<int64_t>(at()[2] & 0xffffffff);
+  int64_t depth = static_cast<int64_t>(at()[2] >> 32);
+  require(width >= 1 && width <= 1024 && depth >= 1 && depth <= 16, "size of a panel");
+  require(a.plain(), "panels with terms or masks");
+  require(type2_of(*at()) != T_F64, "type of panels");
+  require(a.stride(k_.dims()) == width * depth, "rows of a panel");
+  int64_t n[kMaxDims + 1];
+  coordinates(n, kColumnBit & kind);
+  int column = k_.column();
+  if (column != kNoDim) {
+    require(kind & kColumnBit, "kind of a product in panels");
+    require(k_.span(column) >= k_.size(column) || k_.span(column) % width == 0, "span of panels");
+    for (const Loop& l : active_)
+      require(l.dim != column || l.step % width == 0, "a loop that is not over whole panels");
+    n[column] = (n[column] + width - 1) / width;
+  }
+  n[k_.dims()] = (k + depth - 1) / depth;
+  inside(a, n, k_.dims() + 1);
+  // The last element of a panel's row, where there is a row.
+  for (int d = 0; d <= k_.dims(); ++d)
+    if (n[d] == 0) return;
+  inside(a, n, k_.dims() + 1, width * depth - 1);
 }
 
 int64_t Checker::attention(int64_t length) {

@@ -109,6 +109,7 @@ void KernelWriter::put_anchor(const Draft& d) {
   int count = 2;
   if (i.op == OP_MATMUL) {
     out_.push_back(static_cast<Word>(std::max<int64_t>(values_[i.constant], 0)));
+    out_.push_back(s_->packed ? static_cast<Word>(i.width) | static_cast<Word>(i.depth) << 32 : 0);
   } else {
     const IrAttention& a = k_->attentions[i.constant];
     constexpr int kDefaultScale = 16;

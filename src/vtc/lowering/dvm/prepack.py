@@ -1,0 +1,233 @@
+"""What depends on weights alone is computed before a call and kept: prepacked operands.
+
+Two kinds. A product's right operand in the panels that the machine multiplies by, beside the weight
+itself: the encoder takes the one that suits the number of rows. And expressions of weights that are
+worth more than they cost to load (a batch norm's scale, a weight cast for autocast, the norm of a
+weight). Each is a module of its own, so that what no encoding uses is never computed. The runtime
+computes them again when a weight has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from vtc.graph.program import Program, has_symbol, is_parameter, value_of
+from vtc.index import Fill, IndexMap, Piece, axes, sizes
+from vtc.lowering.dvm.body import Home
+from vtc.lowering.dvm.fuse import Fusion
+from vtc.lowering.dvm.modules import assemble
+from vtc.lowering.dvm.nodes import (
+    PHYSICAL,
+    Graph,
+    Move,
+    Node,
+    Unsupported,
+    contiguous,
+    inputs_of,
+    live_users,
+)
+from vtc.lowering.dvm.plan import ModuleStep, Prepacked, Space, TensorRef
+from vtc.program.dtypes import DType
+from vtc.program.scalars import SCALARS
+from vtc.program.tile import Panel
+
+# A product of fewer rows streams its right operand as it lies.
+FEW_ROWS = 16
+# A small result is kept even where its operands are smaller.
+SMALL_BYTES = 64 << 10
+PACKED_TYPES = (DType.F32, DType.BF16, DType.F16)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What the machine wants: columns of a panel; and the most bytes that copies may take."""
+
+    width: int
+    max_bytes: int
+
+
+@dataclass
+class Prepacking:
+    """The prepacked operands of a program, found before its kernels are.
+
+    `kept` are nodes that are loaded as if they were inputs; `panels` gives for the right operand of
+    a product the node that holds it packed, and how.
+    """
+
+    program: Program
+    graph: Graph
+    weights: dict[Node, int]
+    packing: Packing
+    kept: dict[Node, Prepacked] = field(default_factory=dict)
+    panels: dict[Node, tuple[Node, Panel]] = field(default_factory=dict)
+    bytes: int = 0
+    fixed: set[Node] = field(default_factory=set)
+    constant: set[Node] = field(default_factory=set)
+
+    def find(self, users: dict[Node, list[Node]], excluded: Collection[Node]) -> None:
+        """`users` are the live nodes with their users; what is `excluded` the caller gets."""
+        for node in sorted(users, key=lambda n: n.depth):
+            self.judge(node)
+        for node in [n for n in users if n.op == "matmul"]:
+            right = node.operands[1]
+            if right not in self.panels and right in self.constant and _many_rows(node):
+                self.pack(right)
+        for node in list(users):
+            source = _moved(node)
+            edge = node in self.constant and any(u not in self.constant for u in users[node])
+            if edge and source not in excluded and self.pays(source):
+                self.keep(source)
+
+    def judge(self, node: Node) -> None:
+        """Does the node depend on weights and nothing else, at sizes that are known? Its operands
+        were judged before."""
+        if node.op in PHYSICAL:
+            known = node in self.weights
+        else:
+            known = all(isinstance(s, int) for s in node.shape)
+            known = known and self.fixed.issuperset(node.operands)
+        if known:
+            self.fixed.add(node)
+            if node in self.weights or not self.constant.isdisjoint(node.operands):
+                self.constant.add(node)
+
+    def pays(self, node: Node) -> bool:
+        """Is the node worth more than the loads of what it is made of?"""
+        if node.op in ("input", "const", "iota") or node in self.kept:
+            return False
+        own, leaves = _bytes(node), [n for n in _leaves(node) if n in self.weights]
+        inner = _inside(node)
+        if any(n.op in ("reduce", "scan", "matmul", "attention") for n in inner):
+            return True
+        works = any(n.op in SCALARS or n.op == "cast" or _moved(n) is n for n in inner)
+        return works and own <= max(SMALL_BYTES, sum(map(_bytes, leaves)))
+
+    def pack(self, right: Node) -> None:
+        """Adds the panels of a right operand [..., k, n]."""
+        *outer, k, n = right.shape
+        width = self.packing.width
+        if not (k and n and isinstance(k, int) and isinstance(n, int)):
+            return
+        if right.dtype not in PACKED_TYPES:
+            return
+        whole, rest = divmod(n, width)
+        panels = whole + bool(rest)
+        shape = (*outer, panels, k, width)
+        at = axes(len(shape))
+        index = [*at[:-3], at[-2], at[-3] * width + at[-1]]
+        low, high = [0] * len(shape), list(shape)
+        pieces = []
+        if whole:
+            pieces.append(Piece(low, [*outer, whole, k, width], 0, index))
+        if rest:
+            first = [*low[:-3], whole, 0, 0]
+            pieces.append(Piece(first, [*high[:-1], rest], 0, index))
+            pieces.append(Piece([*first[:-1], rest], high, Fill(0.0)))
+        node = self.graph.move(IndexMap(shape, pieces), [right])
+        if self.keep(node):
+            self.panels[right] = node, Panel(width)
+
+    def keep(self, node: Node) -> bool:
+        """Adds a node, if there is room for it and it is a program that reads weights alone."""
+        size = _bytes(node)
+        if self.bytes + size > self.packing.max_bytes:
+            return False
+        made = self.prologue(node)
+        if made is None:
+            return False
+        self.kept[node] = made
+        self.bytes += size
+        return True
+
+    def prologue(self, node: Node) -> Prepacked | None:
+        """The module that computes one node from weights."""
+        fusion = Fusion(live_users([node]), {node}, {})
+        for weight in _leaves(node):
+            number = self.weights[weight]
+            stride = value_of(self.program.inputs[number]).stride()
+            space = fusion.space(Space("input", weight.dtype, weight.shape, stride, number))
+            fusion.homes[weight] = Home(space, 0, stride)
+            fusion.stored.add(weight)
+        stride = contiguous(node.shape)
+        own = fusion.space(Space("made", node.dtype, node.shape, stride))
+        fusion.homes[node] = Home(own, 0, stride)
+        try:
+            fusion.ensure(node)
+        except Unsupported:
+            return None
+        steps = assemble(fusion.steps, fusion.spaces, [TensorRef(own)])
+        (step, *more) = steps
+        if more or not isinstance(step, ModuleStep) or step.module.symbols:
+            return None
+        sources = tuple(
+            -1 if s is None or s == own else fusion.spaces[s].number for s in step.spaces
+        )
+        shape = tuple(int(s) for s in node.shape)
+        return Prepacked(step.module, sources, shape, node.dtype)
+
+
+def prepack(
+    program: Program,
+    graph: Graph,
+    inputs: Sequence[tuple[int, Node]],
+    users: dict[Node, list[Node]],
+    excluded: Collection[Node],
+    packing: Packing,
+) -> Prepacking:
+    """The prepacked operands of a program whose graph inputs are `inputs`."""
+    updated = {number for number, _ in program.updates}
+    first = len(program.inputs) - len(program.constants)
+    weights = {
+        node: number
+        for number, node in inputs
+        if number not in updated
+        and (number >= first or is_parameter(program.inputs[number]))
+        and not has_symbol(program.inputs[number])
+    }
+    found = Prepacking(program, graph, weights, packing)
+    if packing.max_bytes > 0:
+        found.find(users, excluded)
+    return found
+
+
+def _many_rows(node: Node) -> bool:
+    """May the product have as many rows as make packing pay? A size that is a symbol may."""
+    right = node.operands[1]
+    outer = node.shape[:-2]
+    shared = (1,) * (len(outer) - len(right.shape[:-2])) + right.shape[:-2]
+    own = (s for s, r in zip(outer, shared, strict=True) if r == 1)
+    rows = sizes.product([node.shape[-2], *own])
+    return not isinstance(rows, int) or rows >= FEW_ROWS
+
+
+def _moved(node: Node) -> Node:
+    """What a movement that costs nothing to read through shows; else the node itself."""
+    while node.op == "move":
+        move: Move = node.constant
+        (piece, *more) = move.load.pieces
+        if more or isinstance(piece.source, Fill) or piece.lookups():
+            break
+        node = node.operands[piece.source]
+    return node
+
+
+def _inside(node: Node) -> list[Node]:
+    """The node and all that it is computed from."""
+    found, pending = dict[Node, None](), [node]
+    while pending:
+        one = pending.pop()
+        if one not in found:
+            found[one] = None
+            pending += inputs_of(one)
+    return list(found)
+
+
+def _leaves(node: Node) -> list[Node]:
+    return [n for n in _inside(node) if n.op == "input"]
+
+
+def _bytes(node: Node) -> int:
+    count = sizes.product(node.shape)
+    assert isinstance(count, int)
+    return count * node.dtype.itemsize

@@ -1,0 +1,146 @@
+"""Prepacked operands at run time: computed before the first call that needs them, and again when a
+weight that they were computed from has changed.
+
+A weight's change is seen by its version counter and its address. While a copy is kept, so is the
+memory of the weights that it was made from: an address that is known cannot become another
+tensor's. Copies are never written again, so that a call in another thread goes on with its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from vtc.lowering.dvm.plan import Prepacked
+from vtc.program.module import Module
+from vtc.runtime.calls import ADDRESS, VERSION
+
+# Sets of weights (layers that share one graph) of which copies are kept at a time, if they are not
+# together larger than `KEPT_BYTES`.
+KEPT = 256
+KEPT_BYTES = 1 << 30
+
+
+class Encoded(Protocol):
+    def run(self, pointers: Sequence[int], params: Sequence[float]) -> None: ...
+
+
+class Machine(Protocol):
+    def encode(self, sizes: Sequence[int]) -> Encoded: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """One prepacked operand as of some versions of its weights, which `sources` keeps alive."""
+
+    versions: tuple[int, ...]
+    tensor: torch.Tensor
+    sources: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """The operands that an encoding needs. state: of the weights that they were computed from;
+    pointers: one a prepacked buffer of the module, 0 for those that are not used."""
+
+    state: list[int]
+    pointers: tuple[int, ...]
+    copies: tuple[Copy, ...]
+
+
+class Operand:
+    """One prepacked operand, for each set of weights that it is asked for."""
+
+    def __init__(
+        self, own: Prepacked, make: Callable[[Module], Machine], computing: Callable[[], None]
+    ) -> None:
+        """`computing` is called before the operand is computed."""
+        self.own, self.make, self.computing = own, make, computing
+        self.encoded: Encoded | None = None
+        self.copies: OrderedDict[tuple[int, ...], Copy] = OrderedDict()
+        self.numbers = tuple(dict.fromkeys(n for n in own.sources if n >= 0))
+
+    def copy(self, weights: Sequence[torch.Tensor]) -> Copy:
+        """The operand for these weights, in the order of `numbers`."""
+        key = tuple(map(ADDRESS, weights))
+        versions = tuple(map(version_of, weights))
+        found = self.copies.get(key)
+        if found is None or found.versions != versions or -1 in versions:
+            found = self.computed(key, versions, weights)
+            self.copies[key] = found
+            room = max(1, min(KEPT, KEPT_BYTES // max(self.own.bytes, 1)))
+            while len(self.copies) > room:
+                self.copies.popitem(last=False)
+        self.copies.move_to_end(key)
+        return found
+
+    def computed(
+        self, key: tuple[int, ...], versions: tuple[int, ...], weights: Sequence[torch.Tensor]
+    ) -> Copy:
+        if self.encoded is None:
+            self.encoded = self.make(self.own.module).encode(())
+        self.computing()
+        tensor = torch.empty(self.own.shape, dtype=self.own.dtype.torch_dtype)
+        address = dict(zip(self.numbers, key, strict=True))
+        pointers = [
+            address[n] if n >= 0 else tensor.data_ptr() if buffer.kind == "output" else 0
+            for n, buffer in zip(self.own.sources, self.own.module.buffers, strict=True)
+        ]
+        self.encoded.run(pointers, ())
+        return Copy(versions, tensor, tuple(w.detach() for w in weights))
+
+
+def version_of(weight: torch.Tensor) -> int:
+    """A weight's version; -1 for an inference tensor, which counts none."""
+    return -1 if weight.is_inference() else VERSION(weight)
+
+
+class Watched:
+    """The prepacked operands of one encoding of a module.
+
+    operands: for each prepacked buffer of the module its operand, None for one that the encoding
+    does not use. order: numbers of the weights in the order in which calls bring them.
+    """
+
+    def __init__(
+        self, operands: Sequence[Operand | None], order: Sequence[int], lock: threading.Lock
+    ) -> None:
+        self.operands, self.lock = tuple(operands), lock
+        place = {number: k for k, number in enumerate(order)}
+        used = [o for o in operands if o is not None]
+        wanted = dict.fromkeys(place[n] for o in used for n in o.numbers)
+        self.chosen = tuple(k in wanted for k in range(len(order)))
+        self.places = [tuple(place[n] for n in o.numbers) for o in used]
+        self.used = used
+        self.ready = Ready([], (0,) * len(operands), ())
+
+    def __call__(self, weights: tuple[torch.Tensor, ...]) -> Ready:
+        """The operands for these weights; its caller keeps them while it uses the pointers."""
+        ready = self.ready
+        if not self.used:
+            return ready
+        mine = list(itertools.compress(weights, self.chosen))
+        try:
+            if [*map(ADDRESS, mine), *map(VERSION, mine)] == ready.state:
+                return ready
+        except RuntimeError:
+            pass  # an inference tensor
+        return self.renewed(weights, mine)
+
+    def renewed(self, weights: tuple[torch.Tensor, ...], mine: list[torch.Tensor]) -> Ready:
+        with self.lock:
+            state = [*map(ADDRESS, mine), *map(version_of, mine)]
+            copies = tuple(
+                operand.copy([weights[k] for k in places])
+                for operand, places in zip(self.used, self.places, strict=True)
+            )
+        left = iter(copies)
+        pointers = tuple(0 if o is None else next(left).tensor.data_ptr() for o in self.operands)
+        self.ready = found = Ready(state, pointers, copies)
+        return found
