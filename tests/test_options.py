@@ -30,6 +30,7 @@ def test_every_option_has_a_variable_and_documentation(tmp_path: Path) -> None:
         "VTC_CACHE_DIR": str(tmp_path),
         "VTC_MATERIALIZE": "cat_1, region2",
         "VTC_CUDA_GRAPHS": "off",
+        "VTC_PREPACK_MIB": "64.5",
         "VTC_LOG_LEVEL": "debug",
         "VTC_SOMETHING_ELSE": "1",
     }
@@ -44,6 +45,7 @@ def test_every_option_has_a_variable_and_documentation(tmp_path: Path) -> None:
         cache_dir=tmp_path,
         materialize=frozenset({"cat_1", "region2"}),
         cuda_graphs=False,
+        prepack_mib=64.5,
         log_level="debug",
     )
     for name in option_names():

@@ -214,6 +214,13 @@ class Bounded(evaluator._Run):
         most = _with_sizes_of(self, lambda: self.matmul(product))
         info = torch.finfo(instr.dtype.torch_dtype)
         bound = (depth + 2) * info.eps * most + depth * info.tiny * info.eps
+        if product.dtype is DType.BF16:
+            # The instruction for pairs of bf16 takes subnormal operands, and gives subnormal
+            # sums, as 0.
+            operands = (self.own.memory[a.buffer] for a in (product.left, product.right))
+            finite = [t.double().nan_to_num(0.0, 0.0, 0.0).abs() for t in operands]
+            largest = max(float(t.max()) if t.numel() else 0.0 for t in finite)
+            bound += depth * info.tiny * (2 + largest)
         bound[most > info.max * 0.5] = INFINITE
         return bound
 

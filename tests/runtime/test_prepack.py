@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -97,6 +98,20 @@ def test_an_address_that_was_given_back_is_no_old_weight() -> None:
             torch.testing.assert_close(compiled(x), own(x), rtol=1e-4, atol=1e-4)
 
 
+def test_copies_of_replaced_weights_are_given_back() -> None:
+    """Neither they nor the memory of the weights that they were made from."""
+    own = nn.Linear(64, 64)
+    compiled = vtc.compile(own, engine="dvm")
+    old = []
+    x = r(20, 64)
+    for _ in range(4):
+        own.weight.data = r(64, 64)
+        old.append(weakref.ref(own.weight.untyped_storage()))
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), own(x), rtol=1e-4, atol=1e-4)
+    assert [one() is None for one in old] == [True] * 3 + [False]
+
+
 def test_few_rows_need_no_copies() -> None:
     own = nn.Linear(40, 70)
     compiled = vtc.compile(own, engine="dvm")
@@ -164,6 +179,25 @@ def test_an_output_is_no_kept_copy() -> None:
         _, given = compiled(x)
         given.zero_()
         torch.testing.assert_close(compiled(x), own(x))
+
+
+def test_an_eager_operator_takes_what_is_kept() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(r(6, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scaled = self.weight.exp()
+            return torch.linalg.inv(scaled.t() + 0 * x) + torch.linalg.det(scaled.t()) + x * scaled
+
+    own = Own()
+    x = r(6, 6)
+    compiled = vtc.compile(own, engine="dvm")
+    with torch.no_grad():
+        with pytest.warns(vtc.errors.FallbackWarning):
+            found = compiled(x)
+        torch.testing.assert_close(found, own(x), rtol=1e-3, atol=1e-3)
 
 
 def test_an_updated_buffer_is_seen_by_those_who_read_it() -> None:

@@ -24,7 +24,7 @@ from vtc.program.module import Module
 from vtc.runtime.calls import sharing
 from vtc.runtime.dvm import Machine, Program, native_machine
 from vtc.runtime.stock import Unsuitable, refuse_gradients
-from vtc.runtime.watch import guarded
+from vtc.runtime.watch import guarded, watched
 from vtc.virtual.record import (
     GraphReport,
     MovementTotals,
@@ -33,7 +33,7 @@ from vtc.virtual.record import (
     SearchStats,
     VtogSummary,
 )
-from vtc.vm.machine import panel_width
+from vtc.vm.machine import pairs_bf16, panel_width
 
 logger = logging.getLogger(__name__)
 
@@ -50,21 +50,13 @@ def compile_graph(
     this engine never compiles machine code.
     """
     machine = machine or native_machine()
-    started = time.perf_counter()
     try:
         refuse_gradients(graph_module, inputs)
-        captured = capture(graph_module, inputs, branches=True)
-        if broadcasts_a_symbol(captured):
-            raise _TooWide
-        updated = [i for i, _ in captured.updates]
-        if sharing([*inputs, *captured.constants], updated):
-            raise errors.CaptureError("the graph", "arguments share storage, and one is updated")
-        capture_s = time.perf_counter() - started
-        plan = lower(captured, packing(settings))
+        captured, plan, times = planned(graph_module, inputs, settings)
         run = Program(plan, machine)
     except Unsuitable as finding:
         return finding.instead
-    except _TooWide:
+    except TooWide:
         if symbolic_config.backed_size_oblivious:
             raise  # to `_Traced`, which has the frame traced again
         return _eager(graph_module, "the graph", "it broadcasts a size that is a symbol")
@@ -75,17 +67,43 @@ def compile_graph(
         first_line = str(error).partition("\n")[0]
         return _eager(graph_module, "the graph", f"{type(error).__name__}: {first_line}")
     if settings.records is not None:
-        compile_s = time.perf_counter() - started - capture_s
-        settings.records.append(record(len(settings.records), captured, plan, capture_s, compile_s))
-    return guarded(run, graph_module.forward, captured, ())
+        settings.records.append(record(len(settings.records), captured, plan, *times))
+    return checked(run, graph_module, captured)
+
+
+def planned(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], settings: Settings
+) -> tuple[Captured, Plan, tuple[float, float]]:
+    """The graph as captured, and its plan; seconds of either.
+
+    Raises CaptureError, TooWide.
+    """
+    started = time.perf_counter()
+    captured = capture(graph_module, inputs, branches=True)
+    if broadcasts_a_symbol(captured):
+        raise TooWide
+    updated = [i for i, _ in captured.updates]
+    if sharing([*inputs, *captured.constants], updated):
+        raise errors.CaptureError("the graph", "arguments share storage, and one is updated")
+    capture_s = time.perf_counter() - started
+    plan = lower(captured, packing(settings))
+    return captured, plan, (capture_s, time.perf_counter() - started - capture_s)
+
+
+def checked(run: Program, graph_module: fx.GraphModule, captured: Captured) -> Compiled:
+    """The program with what is checked at each call: weights that Dynamo left in the graph keep
+    their layout, and arguments do not overlap one that is updated."""
+    watching = watched(run, lambda: run, graph_module, captured, freeze=False)
+    return guarded(watching, graph_module.forward, captured, ())
 
 
 def packing(settings: Settings) -> Packing | None:
     """How weights are prepacked: for the machine at hand, within the option's bound."""
-    return Packing(panel_width(), int(settings.options.prepack_mib * (1 << 20)))
+    most = int(settings.options.prepack_mib * (1 << 20))
+    return Packing(panel_width(), most, pairs_bf16())
 
 
-class _TooWide(Exception):  # noqa: N818 - a finding about a graph, not an error
+class TooWide(Exception):  # noqa: N818 - a finding about a graph, not an error
     """The graph takes a size for any that has to be 1."""
 
 

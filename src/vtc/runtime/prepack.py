@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,8 @@ from vtc.lowering.dvm.plan import Prepacked
 from vtc.program.module import Module
 from vtc.runtime.calls import ADDRESS, VERSION
 
-# Sets of weights (layers that share one graph) of which copies are kept at a time, if they are not
-# together larger than `KEPT_BYTES`.
+# Sets of weights (layers that share one graph) of which copies are kept at a time.
 KEPT = 256
-KEPT_BYTES = 1 << 30
 
 
 class Encoded(Protocol):
@@ -37,11 +36,22 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """One prepacked operand as of some versions of its weights, which `sources` keeps alive."""
+    """One prepacked operand as of some versions of its weights.
+
+    memory: aliases of the weights, which keep their memory. owners: the weights themselves.
+    """
 
     versions: tuple[int, ...]
     tensor: torch.Tensor
-    sources: tuple[torch.Tensor, ...]
+    memory: tuple[torch.Tensor, ...]
+    owners: tuple[weakref.ref[torch.Tensor], ...]
+
+    def wanted(self) -> bool:
+        """Are the weights still there, in the memory that they had?"""
+        return all(
+            (weight := owner()) is not None and ADDRESS(weight) == ADDRESS(alias)
+            for owner, alias in zip(self.owners, self.memory, strict=True)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +82,10 @@ class Operand:
         versions = tuple(map(version_of, weights))
         found = self.copies.get(key)
         if found is None or found.versions != versions or -1 in versions:
-            found = self.computed(key, versions, weights)
-            self.copies[key] = found
-            room = max(1, min(KEPT, KEPT_BYTES // max(self.own.bytes, 1)))
-            while len(self.copies) > room:
+            for old in [k for k, copy in self.copies.items() if not copy.wanted()]:
+                del self.copies[old]
+            found = self.copies[key] = self.computed(key, versions, weights)
+            if len(self.copies) > KEPT:
                 self.copies.popitem(last=False)
         self.copies.move_to_end(key)
         return found
@@ -93,7 +103,8 @@ class Operand:
             for n, buffer in zip(self.own.sources, self.own.module.buffers, strict=True)
         ]
         self.encoded.run(pointers, ())
-        return Copy(versions, tensor, tuple(w.detach() for w in weights))
+        memory = tuple(w.detach() for w in weights)
+        return Copy(versions, tensor, memory, tuple(map(weakref.ref, weights)))
 
 
 def version_of(weight: torch.Tensor) -> int:

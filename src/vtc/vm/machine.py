@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vtc.errors import EngineUnavailableError
+from vtc.program.dtypes import DType
 from vtc.program.module import Module
 from vtc.vm.image import image_of
+from vtc.vm.isa import TYPES, header
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +43,51 @@ def panel_width() -> int:
     """Columns of a panel in which this machine wants the right operands of products packed."""
     _require_native()
     return _native.panel_width()
+
+
+def pairs_bf16() -> bool:
+    """Does this machine multiply pairs of bf16, two rows of k side by side in panels?"""
+    _require_native()
+    return _native.pairs_bf16()
+
+
+def features() -> dict[str, Any]:
+    """What of this machine a program with packed operands was made for."""
+    return {
+        "instruction_set": instruction_set(),
+        "panel_width": panel_width(),
+        "pairs_bf16": pairs_bf16(),
+    }
+
+
+@functools.cache
+def isa_version() -> str:
+    """A digest of the instruction set: programs of another one mean something else."""
+    return hashlib.sha256(header().encode()).hexdigest()[:16]
+
+
+class Validated:
+    """A program that came as words."""
+
+    def __init__(self, program: _native.Program) -> None:
+        self._program = program
+        #: As `Encoded.run`, but gives the number of a fault instead of raising IndexError.
+        self.run = program.run
+
+    @property
+    def extents(self) -> list[int]:
+        """Elements of each buffer that the program may touch."""
+        return self._program.extents
+
+    @property
+    def types(self) -> list[DType]:
+        return [TYPES[n] for n in self._program.types]
+
+
+def from_words(words: Any) -> Validated:
+    """The program of these words. Raises ValueError unless it is safe to run."""
+    _require_native()
+    return Validated(_native.Program.from_words(words))
 
 
 class Encoded:

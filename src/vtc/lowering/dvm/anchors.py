@@ -62,10 +62,10 @@ def _packed(
     node, panel = planned.panels[right]
     home = planned.homes[node]
     rank = len(body.domain.sizes)
-    *outer_step, panel_step, row_step, _ = home.stride
+    *outer_step, panel_step, row_step, _, _ = home.stride
     stride: list[Size] = [0] * rank
     offset: Size = home.offset
-    outer = broadcast_index(node.shape[:-3], index[:-1])
+    outer = broadcast_index(node.shape[:-4], index[:-1])
     for form, step in zip((*outer, index[-1]), (*outer_step, panel_step), strict=True):
         column = form is index[-1]
         for d, factor in (*form.terms.items(), (None, form.const)):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from vtc.graph.program import Program, has_symbol, is_parameter, value_of
-from vtc.index import Fill, IndexMap, Piece, axes, sizes
+from vtc.index import Fill, IndexMap, Piece, Size, axes, sizes
 from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.modules import assemble
@@ -41,10 +41,16 @@ PACKED_TYPES = (DType.F32, DType.BF16, DType.F16)
 
 @dataclass(frozen=True)
 class Packing:
-    """What the machine wants: columns of a panel; and the most bytes that copies may take."""
+    """What the machine wants: columns of a panel, whether it multiplies pairs of bf16; and the most
+    bytes that copies may take."""
 
     width: int
     max_bytes: int
+    pairs_bf16: bool = False
+
+    def depth(self, dtype: DType) -> int:
+        """Rows of k that lie side by side in a panel."""
+        return 2 if self.pairs_bf16 and dtype is DType.BF16 else 1
 
 
 @dataclass
@@ -69,6 +75,8 @@ class Prepacking:
         """`users` are the live nodes with their users; what is `excluded` the caller gets."""
         for node in sorted(users, key=lambda n: n.depth):
             self.judge(node)
+        # The caller may get views of what is excluded.
+        excluded = {*excluded, *map(_moved, excluded)}
         for node in [n for n in users if n.op == "matmul"]:
             right = node.operands[1]
             if right not in self.panels and right in self.constant and _many_rows(node):
@@ -106,27 +114,15 @@ class Prepacking:
     def pack(self, right: Node) -> None:
         """Adds the panels of a right operand [..., k, n]."""
         *outer, k, n = right.shape
-        width = self.packing.width
         if not (k and n and isinstance(k, int) and isinstance(n, int)):
             return
         if right.dtype not in PACKED_TYPES:
             return
-        whole, rest = divmod(n, width)
-        panels = whole + bool(rest)
-        shape = (*outer, panels, k, width)
-        at = axes(len(shape))
-        index = [*at[:-3], at[-2], at[-3] * width + at[-1]]
-        low, high = [0] * len(shape), list(shape)
-        pieces = []
-        if whole:
-            pieces.append(Piece(low, [*outer, whole, k, width], 0, index))
-        if rest:
-            first = [*low[:-3], whole, 0, 0]
-            pieces.append(Piece(first, [*high[:-1], rest], 0, index))
-            pieces.append(Piece([*first[:-1], rest], high, Fill(0.0)))
-        node = self.graph.move(IndexMap(shape, pieces), [right])
+        panel = Panel(self.packing.width, self.packing.depth(right.dtype))
+        shape = (*outer, -(-n // panel.width), -(-k // panel.depth), panel.width, panel.depth)
+        node = self.graph.move(IndexMap(shape, _pieces(shape, panel, k, n)), [right])
         if self.keep(node):
-            self.panels[right] = node, Panel(width)
+            self.panels[right] = node, panel
 
     def keep(self, node: Node) -> bool:
         """Adds a node, if there is room for it and it is a program that reads weights alone."""
@@ -189,6 +185,33 @@ def prepack(
     if packing.max_bytes > 0:
         found.find(users, excluded)
     return found
+
+
+def _pieces(shape: Sequence[Size], panel: Panel, k: int, n: int) -> list[Piece]:
+    """[..., panel, group of k, width, depth] of [..., k, n]: whole panels and groups, the last ones
+    as far as they go, and zeros behind."""
+    at = axes(len(shape))
+    index = [*at[:-4], at[-3] * panel.depth + at[-1], at[-4] * panel.width + at[-2]]
+    outer = shape[:-4]
+    low = [0] * len(outer)
+    pieces = []
+    for p0, p1, columns in _parts(n, panel.width):
+        for g0, g1, rows in _parts(k, panel.depth):
+            lower, upper = [*low, p0, g0, 0, 0], [*outer, p1, g1, columns, rows]
+            pieces.append(Piece(lower, upper, 0, index))
+            if rows < panel.depth:
+                lower, upper = [*low, p0, g0, 0, rows], [*outer, p1, g1, columns, panel.depth]
+                pieces.append(Piece(lower, upper, Fill(0.0)))
+        if columns < panel.width:
+            lower, upper = [*low, p0, 0, columns, 0], [*outer, p1, *shape[-3:]]
+            pieces.append(Piece(lower, upper, Fill(0.0)))
+    return pieces
+
+
+def _parts(count: int, width: int) -> list[tuple[int, int, int]]:
+    """(first, last, extent) of the whole parts of `width`, and of the one that is not."""
+    whole, rest = divmod(count, width)
+    return [(0, whole, width)] * (whole > 0) + [(whole, whole + 1, rest)] * (rest > 0)
 
 
 def _many_rows(node: Node) -> bool:

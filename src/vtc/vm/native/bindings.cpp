@@ -74,6 +74,13 @@ NB_MODULE(_native, m) {
       .def_prop_ro("arena_bytes",
                    [](const Program& p) { return vtc::ProgramView{p.words.data()}.arena_bytes(); })
       .def_ro("extents", &Program::extents)
+      .def_prop_ro("types",
+                   [](const Program& p) {
+                     vtc::ProgramView view{p.words.data()};
+                     std::vector<int> types;
+                     for (int b = 0; b < view.buffers(); ++b) types.push_back(view.type(b));
+                     return types;
+                   })
       .def_prop_ro("used",
                    [](const Program& p) {
                      vtc::ProgramView view{p.words.data()};
@@ -92,5 +99,6 @@ NB_MODULE(_native, m) {
           [](const vtc::Encoder& e, const std::vector<int64_t>& sizes) { return e.encode(sizes); },
           nb::arg("sizes"));
   m.def("panel_width", [] { return vtc::table().gemm.panel; });
+  m.def("pairs_bf16", [] { return vtc::table().gemm.multiply_pairs != nullptr; });
   m.def("instruction_set", [] { return std::string(vtc::table().name); });
 }

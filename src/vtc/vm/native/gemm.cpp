@@ -68,20 +68,31 @@ void pack(float* packed, const Strided& b, int type, int64_t k, int64_t n) {
   });
 }
 
+// Rows of k at a time: what is read of A in a block stays in the second cache level.
+constexpr int64_t kBlock = 512;
+
 template <int Type, bool kOffsets>
 void multiply_panels(float* c, int64_t ldc, LeftRows a, const PanelRows& b, int64_t m, int64_t n,
                      int64_t k, bool add) {
-  int64_t step = even_rows(m);
-  for (int64_t j = 0; j < n; j += kPanel)
-    for (int64_t i = 0; i < m; i += step) {
-      LeftRows rows{a.base + i * a.lda, a.lda, a.offsets};
-      const char* panel = b.base + j / kPanel * b.apart;
-      with_rows(std::min(m - i, step), [&](auto count) {
-        multiply_rows<decltype(count)::value, Type, kOffsets>(c + i * ldc + j, ldc, rows, panel,
-                                                              std::min<int64_t>(n - j, kPanel), k,
-                                                              add);
-      });
-    }
+  constexpr int size = Type == T_F32 ? 4 : 2;
+  int64_t step = even_rows(m), block = k < 2 * kBlock ? k : kBlock;
+  for (int64_t p = 0; p == 0 || p < k; p += block) {
+    int64_t depth = std::min(block, k - p);
+    for (int64_t j = 0; j < n; j += kPanel)
+      for (int64_t i = 0; i < m; i += step) {
+        LeftRows rows{a.base + i * a.lda, a.lda, nullptr};
+        if constexpr (kOffsets)
+          rows.offsets = a.offsets + p;
+        else
+          rows.base += p;
+        const char* panel = b.base + j / kPanel * b.apart + p * kPanel * size;
+        int64_t columns = std::min<int64_t>(n - j, kPanel);
+        with_rows(std::min(m - i, step), [&](auto count) {
+          multiply_rows<decltype(count)::value, Type, kOffsets>(c + i * ldc + j, ldc, rows, panel,
+                                                                columns, depth, add || p > 0);
+        });
+      }
+  }
 }
 
 void multiply(float* c, int64_t ldc, const LeftRows& a, const PanelRows& b, int64_t m, int64_t n,

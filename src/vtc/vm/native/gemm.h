@@ -21,6 +21,40 @@ constexpr int kRows = 6;
 constexpr int kRows = 4;
 #endif
 
+constexpr int64_t kAhead = 1024;  // bytes that are prefetched ahead of a stream
+
+// Keeps the compiler from reading a vector again for each use of it.
+inline f32v in_register(f32v v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
+// c[j] = the sum of the lanes of v[j] for j < J; four at a time share their additions.
+template <int J>
+inline void store_lane_sums(float* c, const f32v* v) {
+#if defined(__AVX512F__)
+  if constexpr (J == 4) {
+    auto pairs = [](f32v a, f32v b) {
+      return _mm512_add_ps(_mm512_unpacklo_ps((__m512)a, (__m512)b),
+                           _mm512_unpackhi_ps((__m512)a, (__m512)b));
+    };
+    __m512d low = _mm512_castps_pd(pairs(v[0], v[1])), high = _mm512_castps_pd(pairs(v[2], v[3]));
+    // Every quarter now holds the four sums, each of a quarter of its lanes.
+    __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+                               _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all),
+                                _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1)));
+    _mm_storeu_ps(c, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+    return;
+  }
+#endif
+  for (int j = 0; j < J; ++j) c[j] = fold_vector(v[j], [](auto a, auto b) { return a + b; });
+}
+
 // The sums of R rows and V vectors of columns (V 1: the panel has no more than one).
 template <int R, int V>
 struct Sums {

@@ -1,17 +1,12 @@
 // Products of a few rows, which stream the right operand as it lies: packing it would cost more than
 // using it once.
 
-#include "halves.h"
-#include "lanes.h"
+#include <algorithm>
+
+#include "gemm.h"
 
 namespace vtc::VTC_ISA {
 namespace {
-
-constexpr int kLanes = lanes<float>;
-
-inline float sum_lanes(f32v v) {
-  return fold_vector(v, [](auto a, auto b) { return a + b; });
-}
 
 // R rows of A times J columns of B, whose columns are contiguous.
 template <int Type, int R, int J>
@@ -26,26 +21,28 @@ void dot_block(float* c, int64_t ldc, const float* a, int64_t lda, const char* b
     for (int i = 0; i < R; ++i) x[i] = row(i);
 #pragma GCC unroll 8
     for (int j = 0; j < J; ++j) {
-      f32v y = column(j);
+      f32v y = in_register(column(j));
 #pragma GCC unroll 8
       for (int i = 0; i < R; ++i) sum[i][j] = fma(x[i], y, sum[i][j]);
     }
   };
-  for (; p + kLanes <= k; p += kLanes)
+  for (; p + kLanes <= k; p += kLanes) {
+#pragma GCC unroll 8
+    for (int j = 0; j < J; ++j) __builtin_prefetch(b + (j * step + p) * size + kAhead);
     add([&](int i) { return load<f32v>(a + i * lda + p); },
         [&](int j) { return load_floats<Type>(b + (j * step + p) * size); });
+  }
   if (p < k)
     add([&](int i) { return load_tail<f32v>(a + i * lda + p, k - p); },
         [&](int j) { return load_floats_tail<Type>(b + (j * step + p) * size, k - p); });
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < J; ++j) c[i * ldc + j] = sum_lanes(sum[i][j]);
+  for (int i = 0; i < R; ++i) store_lane_sums<J>(c + i * ldc, sum[i]);
 }
 
 template <int Type, int R>
 void dot_rows(float* c, int64_t ldc, const float* a, int64_t lda, const Strided& b, int64_t n,
               int64_t k) {
   constexpr int size = Type == T_F32 ? 4 : 2;
-  constexpr int J = kLanes == 16 ? 4 : 2;
+  constexpr int J = kLanes == 16 && R <= 4 ? 4 : 2;
   int64_t j = 0;
   for (; j + J <= n; j += J)
     dot_block<Type, R, J>(c + j, ldc, a, lda, b.base + j * b.column * size, b.column, k);
@@ -57,11 +54,11 @@ void dots(float* c, int64_t ldc, const float* a, int64_t lda, const Strided& b, 
           int64_t n, int64_t k) {
   with_type(type, [&](auto constant) {
     constexpr int kType = decltype(constant)::value;
-    int64_t i = 0;
-    for (; i + 4 <= m; i += 4) dot_rows<kType, 4>(c + i * ldc, ldc, a + i * lda, lda, b, n, k);
-    if (m - i == 3) return dot_rows<kType, 3>(c + i * ldc, ldc, a + i * lda, lda, b, n, k);
-    if (m - i == 2) return dot_rows<kType, 2>(c + i * ldc, ldc, a + i * lda, lda, b, n, k);
-    if (m - i == 1) dot_rows<kType, 1>(c + i * ldc, ldc, a + i * lda, lda, b, n, k);
+    constexpr int64_t kMost = kLanes == 16 ? 8 : 4;
+    for (int64_t i = 0; i < m; i += kMost)
+      with_rows<kMost>(std::min(kMost, m - i), [&](auto count) {
+        dot_rows<kType, decltype(count)::value>(c + i * ldc, ldc, a + i * lda, lda, b, n, k);
+      });
   });
 }
 
@@ -84,6 +81,8 @@ void axpy_block(float* c, int64_t ldc, const float* a, int64_t lda, const char* 
   };
   bool whole = n >= V * kLanes;
   for (int64_t p = 0; p < k; ++p, b += step * size) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) __builtin_prefetch(b + 8 * step * size + v * kLanes * size);
     if (whole) {
       row(p, [&](int v) { return load_floats<Type>(b + v * kLanes * size); });
     } else {
@@ -113,6 +112,9 @@ void axpy(float* c, int64_t ldc, const float* a, int64_t lda, const Strided& b, 
     for (int64_t j = 0; j < n; j += V * kLanes) {
       const char* column = b.base + j * size;
       int64_t left = n - j, i = 0;
+      if constexpr (kLanes == 16)
+        for (; i + 6 <= m; i += 6)
+          axpy_block<kType, 6, V>(c + i * ldc + j, ldc, a + i * lda, lda, column, b.row, left, k);
       for (; i + 4 <= m; i += 4)
         axpy_block<kType, 4, V>(c + i * ldc + j, ldc, a + i * lda, lda, column, b.row, left, k);
       for (; i + 2 <= m; i += 2)

@@ -17,6 +17,7 @@ const Table& instance() {
     fill_fold(t);
     fill_gemm(t);
     fill_gemv(t);
+    fill_bf16(t);
     return t;
   }();
   return made;

@@ -12,5 +12,6 @@ void fill_convert(Table& t);
 void fill_fold(Table& t);
 void fill_gemm(Table& t);
 void fill_gemv(Table& t);
+void fill_bf16(Table& t);
 
 }  // namespace vtc::VTC_ISA

@@ -12,20 +12,38 @@ constexpr int64_t kFewRows = 8;  // up to here B is streamed as it lies
 
 bool is_float_memory(int type) { return type == T_F32 || type == T_BF16 || type == T_F16; }
 
-// The left operand as rows of floats, `lda` apart: in place if it is that already. Rows that lie a
-// multiple of 4096 bytes apart would share the sets of the L1 cache, so they are copied.
+// Rows of a left operand that are copied, `lda` elements apart; tasks in a row that have the same
+// rows copy them once. Gives null where the copy is there.
+char* left_copy(State& s, const Place& p, bool plain, int64_t r, int64_t k, int64_t size,
+                int64_t& lda) {
+  constexpr int64_t kLine = 64;
+  lda = (k * size + kLine) / kLine * kLine / size + kLine / size;
+  if (lda * size % 4096 == 0) lda += kLine / size;
+  char* rows = s.left.get((r * lda + 16) * size);
+  if (plain && s.left_base == p.at.base && s.left_rows == r) return nullptr;
+  s.left_base = plain ? p.at.base : nullptr;
+  s.left_rows = r;
+  return rows;
+}
+
+// May rows be read where they lie? Not if they share the sets of the L1 cache, being a multiple of
+// 4096 bytes apart.
+bool in_place(const State& s, AccessView access, const Place& p, int64_t r, int64_t k,
+              int64_t size) {
+  return access.plain() && (access.stride(s.kernel.dims()) == 1 || k == 1) &&
+         (r == 1 || p.at.row * size % 4096 != 0);
+}
+
+// The left operand as rows of floats, `lda` apart: in place if it is that already.
 const float* left_rows(State& s, AccessView access, int type, int64_t r, int64_t k, int64_t& lda) {
   Place p = locate(s, access, kRowBit);
-  if (type == T_F32 && access.plain() && (access.stride(s.kernel.dims()) == 1 || k == 1) &&
-      (r <= kFewRows || p.at.row % 1024 != 0)) {
+  if (type == T_F32 && in_place(s, access, p, r, k, 4)) {
     lda = p.at.row;
     return reinterpret_cast<const float*>(p.at.base);
   }
-  lda = (k + 31) / 16 * 16;
-  if (lda % 1024 == 0) lda += 16;
-  char* rows = s.left.get((r * lda + 16) * 4);
-  gather_lines(s, access, type, kRowBit, r, k, rows, lda);
-  return reinterpret_cast<const float*>(rows);
+  char* rows = left_copy(s, p, access.plain(), r, k, 4, lda);
+  if (rows) gather_lines(s, access, type, kRowBit, r, k, rows, lda);
+  return reinterpret_cast<const float*>(s.left.get(0));
 }
 
 // The right operand [k, c] as dense columns, for accesses with terms or masks.
@@ -35,27 +53,60 @@ Strided right_columns(State& s, AccessView access, int type, int64_t k, int64_t 
   return {out, 1, k};
 }
 
+// The same as rows of bf16, where the operand is that.
+const uint16_t* left_pairs(State& s, AccessView access, int64_t r, int64_t k, int64_t& lda) {
+  Place p = locate(s, access, kRowBit);
+  if (in_place(s, access, p, r, k, 2)) {
+    lda = p.at.row;
+    return reinterpret_cast<const uint16_t*>(p.at.base);
+  }
+  char* rows = left_copy(s, p, access.plain(), r, k, 2, lda);
+  const uint16_t* found = reinterpret_cast<const uint16_t*>(s.left.get(0));
+  if (!rows) return found;
+  if (access.plain() && access.stride(s.kernel.dims()) == 1) {
+    for (int64_t i = 0; i < r; ++i)
+      std::memcpy(rows + i * lda * 2, p.at.base + i * p.at.row * 2, k * 2);
+    return found;
+  }
+  // Gathered as floats; they are bf16 numbers, so that the upper half of each is all.
+  float* wide = reinterpret_cast<float*>(s.spare.get((r * k + 16) * 4));
+  gather_lines(s, access, T_BF16, kRowBit, r, k, reinterpret_cast<char*>(wide), k);
+  for (int64_t i = 0; i < r; ++i)
+    for (int64_t q = 0; q < k; ++q) {
+      uint32_t bits;
+      std::memcpy(&bits, wide + i * k + q, 4);
+      uint16_t half = static_cast<uint16_t>(bits >> 16);
+      std::memcpy(rows + (i * lda + q) * 2, &half, 2);
+    }
+  return found;
+}
+
+// The panels of a right operand, from the one on in which the tile starts.
+PanelRows panels_at(const State& s, AccessView access, int type, int64_t width) {
+  bool moves = s.column != kNoDim;
+  int64_t column = moves ? s.coordinate[s.column] : 0, apart = moves ? access.stride(s.column) : 0;
+  // `locate` moves by a panel for each column.
+  const char* base = locate(s, access, 0).at.base;
+  return {base + (column / width - column) * apart * kItemsize[type], apart * kItemsize[type],
+          type};
+}
+
 // A right operand in panels: as it lies if they are those of this instruction set, and else copied.
 PanelRows right_panels(State& s, AccessView access, int type, Word panels, int64_t k, int64_t c) {
   const Gemm& gemm = s.table->gemm;
   int64_t width = static_cast<int64_t>(panels & 0xffffffff);
   int64_t depth = static_cast<int64_t>(panels >> 32);
-  int size = kItemsize[type];
-  int64_t column = s.column == kNoDim ? 0 : s.coordinate[s.column];
-  int64_t apart = s.column == kNoDim ? 0 : access.stride(s.column);
-  Place p = locate(s, access, 0);
-  // `locate` moves by a panel for each column.
-  const char* base = p.at.base + (column / width - column) * apart * size;
-  if (width == gemm.panel && depth == 1) return {base, apart * size, type};
-  int64_t panels_here = (c + gemm.panel - 1) / gemm.panel;
-  float* packed = reinterpret_cast<float*>(s.panels.get((panels_here * gemm.panel * k + 16) * 4));
+  PanelRows given = panels_at(s, access, type, width);
+  if (width == gemm.panel && depth == 1) return given;
+  int64_t count = (c + gemm.panel - 1) / gemm.panel, step = access.stride(s.kernel.dims());
+  float* packed = reinterpret_cast<float*>(s.panels.get((count * gemm.panel * k + 16) * 4));
   s.packed_base = nullptr;
-  int64_t step = access.stride(s.kernel.dims());
-  for (int64_t j = 0; j < panels_here * gemm.panel; ++j)
+  for (int64_t j = 0; j < count * gemm.panel; ++j)
     for (int64_t q = 0; q < k; ++q) {
       float x = 0;
-      int64_t at = j / width * apart + q / depth * step + j % width * depth + q % depth;
-      if (j < c) s.table->read[type](&x, 1, base + at * size, 1, 1);
+      int64_t at = q / depth * step + j % width * depth + q % depth;
+      const char* from = given.base + j / width * given.apart + at * kItemsize[type];
+      if (j < c) s.table->read[type](&x, 1, from, 1, 1);
       packed[(j / gemm.panel * k + q) * gemm.panel + j % gemm.panel] = x;
     }
   return {reinterpret_cast<const char*>(packed), gemm.panel * k * 4, T_F32};
@@ -84,6 +135,28 @@ void matmul_f64(State& s, AccessView left, AccessView right, int64_t r, int64_t 
     }
 }
 
+// Products that may use the instruction for pairs of bf16: false if this is none.
+bool matmul_pairs(State& s, AccessView left, AccessView right, Word panels, int64_t r, int64_t c,
+                  int64_t k, float* d) {
+  const Gemm& gemm = s.table->gemm;
+  bool packed = panels == (static_cast<Word>(gemm.panel) | Word{2} << 32);
+  if (!gemm.multiply_pairs || (panels && !packed)) return false;
+  Strided b{};
+  if (!packed) {
+    if (r > kFewRows || !right.plain()) return false;
+    b = locate(s, right, kColumnBit).at;
+    b.row = right.stride(s.kernel.dims());
+    if (b.row != 1 && k != 1) return false;
+  }
+  int64_t lda;
+  const uint16_t* a = left_pairs(s, left, r, k, lda);
+  if (packed)
+    gemm.multiply_pairs(d, c, a, lda, panels_at(s, right, T_BF16, gemm.panel), r, c, k, false);
+  else
+    gemm.dots_pairs(d, c, a, lda, b, r, c, k);
+  return true;
+}
+
 }  // namespace
 
 void matmul(State& s, const Word* w) {
@@ -94,9 +167,10 @@ void matmul(State& s, const Word* w) {
   if (!is_float_memory(type))
     return matmul_f64(s, left, right, r, c, k, reinterpret_cast<double*>(out));
   const Gemm& gemm = s.table->gemm;
+  float* d = reinterpret_cast<float*>(out);
+  if (type == T_BF16 && matmul_pairs(s, left, right, w[2], r, c, k, d)) return;
   int64_t lda;
   const float* a = left_rows(s, left, type, r, k, lda);
-  float* d = reinterpret_cast<float*>(out);
   if (w[2]) {
     PanelRows b = right_panels(s, right, type, w[2], k, c);
     return gemm.multiply(d, c, {a, lda, nullptr}, b, r, c, k, false);

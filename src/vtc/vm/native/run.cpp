@@ -91,7 +91,7 @@ void run_kernel(State& s, const Word* w, int thread, int threads) {
   s.kernel = {w};
   s.row = s.kernel.row();
   s.column = s.kernel.column();
-  s.packed_base = nullptr;
+  s.packed_base = s.left_base = nullptr;
   int64_t tasks = 1;
   for (int d = 0; d < s.kernel.dims(); ++d) tasks *= s.kernel.tasks(d);
   int64_t first = tasks * thread / threads, last = tasks * (thread + 1) / threads;
@@ -113,9 +113,7 @@ void run_steps(State& s, int thread, int threads) {
     switch (op_of(*w)) {
       case OP_END: return;
       case OP_BARRIER:
-        if (threads > 1) {
-#pragma omp barrier
-        }
+        if (threads > 1) s.run->barrier.wait(threads);
         w += 1;
         break;
       case OP_BRANCH: w = *s.run->pointers[w[1]] ? w + 3 : program + w[2]; break;
@@ -138,6 +136,22 @@ State& thread_state() {
   return state;
 }
 
+// Programs that run at the same time, called from several threads, share the processors. Results do
+// not depend on how many threads compute them.
+class Running {
+ public:
+  Running() : others_(count_.fetch_add(1, std::memory_order_relaxed)) {}
+  ~Running() { count_.fetch_sub(1, std::memory_order_relaxed); }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+  int share(int threads) const { return std::max(1, threads / (others_ + 1)); }
+
+ private:
+  inline static std::atomic<int> count_{0};
+  int others_;
+};
+
 Scratch& thread_arena() {
   thread_local Scratch arena;
   return arena;
@@ -153,7 +167,8 @@ uint64_t run_program(const Word* words, const uintptr_t* pointers, const double*
   for (int b = 0; b < program.buffers(); ++b)
     at[b] = program.in_arena(b) ? arena + program.offset(b) : reinterpret_cast<char*>(pointers[b]);
   Run run{program, at.data(), params, arena};
-  int threads = program.parallel() ? omp_get_max_threads() : 1;
+  Running running;
+  int threads = program.parallel() ? running.share(omp_get_max_threads()) : 1;
   auto work = [&run](int thread, int count) {
     State& s = thread_state();
     s.run = &run;

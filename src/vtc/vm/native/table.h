@@ -65,7 +65,13 @@ struct Gemm {
   // Rows of A (dense f32) times B where each column of B is contiguous in k.
   void (*dots)(float* c, int64_t ldc, const float* a, int64_t lda, const Strided& b, int type,
                int64_t m, int64_t n, int64_t k);
-  // The same where each row of B is contiguous in n.
+  // The same two for bf16 rows of A and panels [k / 2][panel][2], or columns, of bf16; null where
+  // the processor has no instruction for them.
+  void (*multiply_pairs)(float* c, int64_t ldc, const uint16_t* a, int64_t lda, const PanelRows& b,
+                         int64_t m, int64_t n, int64_t k, bool add);
+  void (*dots_pairs)(float* c, int64_t ldc, const uint16_t* a, int64_t lda, const Strided& b,
+                     int64_t m, int64_t n, int64_t k);
+  // Rows of A times B where each row of B is contiguous in n.
   void (*axpy)(float* c, int64_t ldc, const float* a, int64_t lda, const Strided& b, int type,
                int64_t m, int64_t n, int64_t k);
 };

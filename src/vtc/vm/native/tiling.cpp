@@ -15,6 +15,7 @@ constexpr int64_t kMaxTile = 8192;             // points
 constexpr int64_t kMinTile = 512;
 constexpr int64_t kRowBytes = 96 << 10;        // a whole row is worth holding in L2 up to here
 constexpr int64_t kRowBlockBytes = 384 << 10;  // of the left operand of a product
+constexpr int64_t kBlockDepth = 1024;          // of k, that a product goes through at a time
 constexpr int64_t kShortRow = 12;              // a shorter row does not fill a vector
 constexpr int64_t kSplitPoints = 1 << 18;      // from where tasks share a reduction
 constexpr int64_t kFewTasks = 8;
@@ -113,7 +114,8 @@ void tile_product(const IrKernel& kernel, int64_t k, Shape& s, Tiling& t) {
     t.rows = m;
   } else {
     // The tile stays in L1, and its rows of A in L2 beside the panels of B.
-    int64_t fits = std::min(8192 / std::max<int64_t>(t.columns, 1), kRowBlockBytes / 4 / k);
+    int64_t block = std::min<int64_t>(k, kBlockDepth);
+    int64_t fits = std::min(8192 / std::max<int64_t>(t.columns, 1), kRowBlockBytes / 4 / block);
     int64_t most = std::max<int64_t>(14, fits / 14 * 14);
     t.rows = std::min(m, divide_up(divide_up(m, divide_up(m, most)), 14) * 14);
   }
