@@ -52,6 +52,16 @@ EXAMPLES: list[tuple[VtcError | VtcWarning, type[BaseException], tuple[str, ...]
         TypeError,
         ("'tokens'", "expected shape (4, 1), got (4, 2)", "compile it again"),
     ),
+    (
+        errors.SaveError("Net", "inv runs as eager PyTorch"),
+        ValueError,
+        ("Net", "inv runs", "docs/"),
+    ),
+    (
+        errors.ArtifactError("net.vtc", "its data are damaged"),
+        ValueError,
+        ("net.vtc", "its data are damaged", "save the model again"),
+    ),
     (errors.WeightsChangedError("conv.weight"), RuntimeError, ("'conv.weight'", "freeze=False")),
     (errors.CaptureError("Net", "it calls print"), RuntimeError, ("Net", "it calls print")),
     (

@@ -9,6 +9,8 @@ from vtc.compiler import compile, export
 from vtc.graph.movement import register_movement
 from vtc.options import Options
 from vtc.report.explain import explain
+from vtc.runtime.loaded import load
+from vtc.runtime.saving import save
 
 __version__ = "0.1.0"
 
@@ -16,6 +18,8 @@ __all__ = [
     "compile",
     "export",
     "explain",
+    "load",
+    "save",
     "register_movement",
     "Options",
     "errors",

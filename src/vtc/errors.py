@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = [
+    "ArtifactError",
     "CacheCorruptWarning",
     "CacheUnwritableWarning",
     "CacheWarning",
@@ -27,6 +28,7 @@ __all__ = [
     "OnnxFileError",
     "PlanCheckError",
     "ProfileMemoryError",
+    "SaveError",
     "SignatureError",
     "UnknownChoiceError",
     "UnknownModelError",
@@ -197,6 +199,27 @@ class SignatureError(VtcError, TypeError):
 def _plain(value: object) -> str:
     """A shape prints as `(2, 3)` whether it is a torch.Size or a tuple."""
     return str(tuple(value)) if isinstance(value, list | tuple) else str(value)
+
+
+class SaveError(VtcError, ValueError):
+    """A compiled model that cannot be written to a file."""
+
+    def __init__(self, model: str, reason: str) -> None:
+        self.model, self.reason = model, reason
+        super().__init__(
+            f"{model} cannot be saved: {reason}; see docs/artifacts.md for what a file can hold"
+        )
+
+
+class ArtifactError(VtcError, ValueError):
+    """A file that holds no program which may run here."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        self.path, self.reason = os.fspath(path), reason
+        super().__init__(
+            f"{self.path} cannot be loaded: {reason}; save the model again on the machine and with "
+            f"the version that is to run it"
+        )
 
 
 class WeightsChangedError(VtcError, RuntimeError):

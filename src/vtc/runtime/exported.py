@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import operator
-import re
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from vtc import errors
 from vtc.runtime.signature import (
+    ARGUMENT,
     CONSTANTS,
     ConstantFacts,
     Signature,
@@ -52,6 +52,7 @@ class Exported:
         """Raises CaptureError for a model that is not one graph."""
         self.model, self.compile, self.freeze = model, compile, freeze
         self.signature = Signature(args, kwargs)
+        self.name = name_of(model)
         self.trace = _trace(self, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,17 +65,24 @@ class Exported:
         with torch.no_grad():
             return trace.function(*args, **kwargs)
 
+    def live_weights(self) -> dict[int, torch.Tensor]:
+        """The graph's inputs that are the model's own tensors, by their number."""
+        scope = {"L": {"model": self.model}}
+        graph = self.trace.graph
+        return {i: eval(graph.sources[i], scope) for i, _, _ in graph.weights}
+
 
 @dataclass(frozen=True)
 class _Trace:
     """What Dynamo left of one trace.
 
-    function: called like the model. guards: that every frozen weight is still the same tensor; None
-    without such. constants: plain values inside of objects that are passed (the length of a cache),
-    by the expressions that lead to them.
+    function: called like the model. graph: what it calls. guards: that every frozen weight is still
+    the same tensor; None without such. constants: plain values inside of objects that are passed
+    (the length of a cache), by the expressions that lead to them.
     """
 
     function: Callable[..., Any]
+    graph: _Graph
     guards: Any
     constants: dict[str, tuple[types.CodeType, ConstantFacts]]
 
@@ -84,6 +92,15 @@ class _Trace:
         if self.guards is None:
             return False
         return not self.guards.check({"model": model, "args": args, "kwargs": kwargs})
+
+    def rebuilt(self, outputs: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function returns where the graph gives `outputs`."""
+        run, self.graph.run = self.graph.run, lambda *_: tuple(outputs)
+        try:
+            with torch.no_grad():
+                return self.function(*args, **kwargs)
+        finally:
+            self.graph.run = run
 
     def check_constants(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         scope = {"args": args, "kwargs": kwargs}
@@ -138,7 +155,7 @@ def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         for key, value in call.__globals__.items()
     }
     function = types.FunctionType(entry.code, names, "call", None, call.__closure__)
-    return _Trace(function, entry.guard_manager if any(kept) else None, constants)
+    return _Trace(function, graph, entry.guard_manager if any(kept) else None, constants)
 
 
 class _Traced(Exception):  # noqa: N818 - ends a trace, no error
@@ -157,10 +174,12 @@ class _Graph:
     ) -> None:
         self.run, self.traced = run, False
         placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        self.sources = [
+            source_name(getattr(n.meta.get("grapharg"), "source", None)) for n in placeholders
+        ]
         self.weights: list[tuple[int, str, TensorFacts]] = []
         self.others: list[tuple[int, str, TensorFacts]] = []
-        for i, (node, value) in enumerate(zip(placeholders, inputs, strict=True)):
-            name = source_name(getattr(node.meta.get("grapharg"), "source", None))
+        for i, (name, value) in enumerate(zip(self.sources, inputs, strict=True)):
             if isinstance(value, torch.Tensor) and not ARGUMENT.fullmatch(name):
                 own = name.startswith("L['model']")
                 facts = i, readable(name), TensorFacts.of(value)
@@ -196,10 +215,6 @@ def _caller(model: Callable[..., Any]) -> types.FunctionType:
 
     names = {"__builtins__": builtins, "__name__": __name__}
     return types.FunctionType(call.__code__.replace(), names, "call", None, call.__closure__)
-
-
-ARGUMENT = re.compile(r"L\['(args|kwargs)'\](\[\d+\]|\['[^']*'\])*")
-"""The source of a tensor that the signature sees."""
 
 
 def name_of(model: Callable[..., Any]) -> str:

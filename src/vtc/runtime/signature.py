@@ -133,6 +133,19 @@ class Signature:
         self.keywords = {name: facts_of(a) for name, a in kwargs.items()}
         self.autocast = autocast_state()
 
+    @classmethod
+    def of(
+        cls,
+        args: Sequence[Expected],
+        kwargs: Mapping[str, Expected],
+        autocast: tuple[tuple[str, torch.dtype], ...],
+    ) -> Signature:
+        """The signature with these facts."""
+        found = cls((), {})
+        found.positional = tuple((f"args[{k}]", facts) for k, facts in enumerate(args))
+        found.keywords, found.autocast = dict(kwargs), autocast
+        return found
+
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raises SignatureError for the first argument that differs.
 
@@ -184,6 +197,24 @@ def source_name(source: Any) -> str:
     """The text of a source of Dynamo's: L['args'][0].keys"""
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)
+
+
+ARGUMENT = re.compile(r"L\['(args|kwargs)'\](\[\d+\]|\['[^']*'\])*")
+"""The source of a tensor that the signature sees."""
+
+
+def path_of(source: str) -> list[str | int] | None:
+    """Where in (args, kwargs) a source of Dynamo's takes a tensor; None for one that does not.
+
+    before: L['args'][0]['x']
+    after:  ["args", 0, "x"]
+    """
+    if not ARGUMENT.fullmatch(source):
+        return None
+    found: list[str | int] = []
+    for number, name in re.findall(r"\[(?:(\d+)|'([^']*)')\]", source):
+        found.append(int(number) if number else name)
+    return found
 
 
 def readable(source: str) -> str:
