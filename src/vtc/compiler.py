@@ -29,6 +29,7 @@ from vtc.options import Engine, Objective, Options, check_engine, check_objectiv
 from vtc.runtime import dvm, dvm_compile
 from vtc.runtime.candidates import Candidates
 from vtc.runtime.exported import Exported, name_of
+from vtc.runtime.rival import Rival, rival
 from vtc.runtime.stock import Unsuitable, fall_back, refuse_gradients, separate
 from vtc.runtime.watch import guarded, watched
 from vtc.virtual.record import GraphReport
@@ -229,6 +230,11 @@ def compile_graph(
         program = capture(graph_module, example_inputs)
         inputs, program = separate(graph_module, example_inputs, program)
         capture_s = time.perf_counter() - started
+        quick = rival(graph_module, inputs, settings) if inputs is example_inputs else None
+        if quick is not None and (known := quick.wins()) is not None:
+            if known:
+                return _quick(quick, graph_module, settings)
+            quick = None
         settings = settings.for_constants(program.constants)
         plan = prepare(program, settings)
         program = plan.program
@@ -245,8 +251,10 @@ def compile_graph(
         return fall_back(graph_module, example_inputs, "the graph", cause)
 
     parted = inputs is not example_inputs
-    candidates = Candidates(plan, choice, schedule, graph_module, inputs, parted, settings)
+    candidates = Candidates(quick, plan, choice, schedule, graph_module, inputs, parted, settings)
     run = candidates.fastest()
+    if quick is not None and candidates.rival_kept:
+        return _quick(quick, graph_module, settings, tuple(candidates.notes))
     if settings.records is not None:
         choice, schedule = candidates.kept_plan()
         times = Times(capture_s, time.perf_counter() - started - capture_s)
@@ -255,3 +263,15 @@ def compile_graph(
         settings.records.append(record(number, plan, choice, schedule, times, notes))
     run = watched(run, candidates.again, graph_module, program, settings.options.freeze)
     return guarded(run, graph_module.forward, program, plan.weights)
+
+
+def _quick(
+    quick: Rival, graph_module: fx.GraphModule, settings: Settings, notes: tuple[str, ...] = ()
+) -> Compiled:
+    """The DVM's program, which is the fastest way to run the graph that is known."""
+    if settings.records is not None:
+        made = dvm_compile.record(
+            len(settings.records), quick.captured, quick.plan, quick.capture_s, quick.compile_s
+        )
+        settings.records.append(dataclasses.replace(made, notes=(*made.notes, *notes)))
+    return dvm_compile.checked(quick.run, graph_module, quick.captured)

@@ -1,4 +1,4 @@
-"""The plan and stock TorchInductor, timed whole: "never slower" as a measured fact."""
+"""The plan, stock TorchInductor and the DVM, timed whole: "never slower" as a measured fact."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from vtc.lowering.settings import Compiled, Settings
 from vtc.runtime.agree import difference
 from vtc.runtime.cuda_graph import CudaGraphs, capturable
 from vtc.runtime.executable import Executable
+from vtc.runtime.rival import Rival
 from vtc.runtime.stock import compile_stock, compile_stock_again
 
 EQUAL = 1.01
@@ -30,7 +31,7 @@ EQUAL = 1.01
 
 
 class Candidates:
-    """Two ways to run one captured graph.
+    """Ways to run one captured graph: the plan, stock TorchInductor, on a CPU the DVM (`rival`).
 
     `inputs` are the arguments at hand, or copies of them that were `parted` because they share
     storage. `notes` says in sentences what was found out.
@@ -38,6 +39,7 @@ class Candidates:
 
     def __init__(
         self,
+        rival: Rival | None,
         plan: Plan,
         choice: Choice,
         schedule: Schedule,
@@ -46,6 +48,7 @@ class Candidates:
         parted: bool,
         settings: Settings,
     ) -> None:
+        self.rival, self.rival_kept = rival, False
         self.plan, self.choice, self.schedule = plan, choice, schedule
         self.graph_module, self.settings = graph_module, settings
         self.updated = [i for i, _ in plan.program.updates]
@@ -58,16 +61,37 @@ class Candidates:
         self.stock_kept = not (choice.strategy or plan.transposed or plan.own or plan.attentions)
 
     def fastest(self) -> Compiled:
-        """The plan, unless stock TorchInductor is faster on the arguments at hand.
+        """The plan, unless stock TorchInductor or the DVM is faster on the arguments at hand.
 
         A plan with kernels of ours whose answer differs from stock's is not kept, which is warned
         of. A plan for memory or bytes is kept whatever its latency, and so is one of a program that
         updates its own constants, which timing would update too.
         """
+        private = all(i < len(self.inputs) for i in self.updated)
+        measured = self.settings.objective == "latency" and self.settings.options.verify and private
+        kept = self._compiled(measured)
+        return self._against_rival(kept) if self.rival and measured else kept
+
+    def _against_rival(self, kept: Compiled) -> Compiled:
+        """The DVM's program, if it is faster than what is kept, and says the same."""
+        assert self.rival is not None
+        self.settings.progress("measuring the DVM's program")
+        found = difference(self.rival.run, kept, self.inputs, self.updated)
+        if found is not None:
+            warnings.warn(errors.DisagreementWarning(found), stacklevel=2)
+            self.notes.append(f"{found}: the DVM's program is not kept")
+            return kept
+        own_us, kept_us = timing.interleaved([self.rival.run, kept], self.inputs, self.updated)
+        self.rival.note(own_us, kept_us)
+        self.notes.append(f"whole graph: the DVM's program {own_us:.1f} us, else {kept_us:.1f} us")
+        self.rival_kept = own_us < kept_us
+        return self.rival.run if self.rival_kept else kept
+
+    def _compiled(self, measured: bool) -> Compiled:
+        """The faster one of the plan and stock TorchInductor."""
         if self.stock_kept:
             return self._stock()
-        private = all(i < len(self.inputs) for i in self.updated)
-        if self.settings.objective != "latency" or not self.settings.options.verify or not private:
+        if not measured:
             return self._planned()
         memory = Memory.of(self.plan, self.settings)
         known = memory.recall() if memory else None
