@@ -220,6 +220,10 @@ class Bounded(evaluator._Run):
             operands = (self.own.memory[a.buffer] for a in (product.left, product.right))
             finite = [t.double().nan_to_num(0.0, 0.0, 0.0).abs() for t in operands]
             largest = max(float(t.max()) if t.numel() else 0.0 for t in finite)
+            if any(bool(((t > 0) & (t < info.tiny)).any()) for t in finite) and any(
+                bool(self.own.memory[a.buffer].isinf().any()) for a in (product.left, product.right)
+            ):
+                return torch.full_like(value, INFINITE, dtype=torch.float64)
             bound += depth * info.tiny * (2 + largest)
         bound[most > info.max * 0.5] = INFINITE
         return bound

@@ -220,7 +220,7 @@ _ROWS: tuple[tuple[str, Family, str, str, str], ...] = (
         "operand; access of the right operand",
         "dst = sum over k of left * right, both of memory type `type2`. In panels, the right "
         "operand has its element of column n and row k at (n // width) * stride of the columns + "
-        "(k // depth) * stride of k + (n % width) * depth + k % depth",
+        "(k // depth) * stride of k + (n % width) * depth + k % depth. Subnormal bf16 may be 0",
     ),
     (
         "ATTENTION",
