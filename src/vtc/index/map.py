@@ -83,8 +83,16 @@ class IndexMap:
     @staticmethod
     def reshape(source_shape: Sequence[Any], shape: Sequence[Any], source: int = 0) -> IndexMap:
         """``source.reshape(shape)``; the element counts must agree."""
-        axes = expr.axes(len(shape))
-        index = expr.unravel(expr.ravel(axes, shape), source_shape)
+        # Dimensions that stay at the front and at the back are themselves, whatever their sizes.
+        source_shape, shape = list(source_shape), list(shape)
+        front = _alike(source_shape, shape)
+        behind = _alike(source_shape[front:][::-1], shape[front:][::-1])
+        axes, last = expr.axes(len(shape)), len(shape) - behind
+        middle = expr.unravel(
+            expr.ravel(axes[front:last], shape[front:last]),
+            source_shape[front : len(source_shape) - behind],
+        )
+        index = [*axes[:front], *middle, *axes[last:]]
         return IndexMap.single(shape, index, source).simplify()
 
     @staticmethod
@@ -260,3 +268,13 @@ class IndexMap:
 
 
 __all__ = ["Fill", "IndexMap", "Piece"]
+
+
+def _alike(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many sizes agree from the first on."""
+    count = 0
+    for one, other in zip(a, b, strict=False):
+        if sizes.sub(sizes.as_size(one), sizes.as_size(other)) != 0:
+            break
+        count += 1
+    return count

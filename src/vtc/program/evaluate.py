@@ -6,6 +6,7 @@ are folded in f64 and rounded once, so that what is compared with them has one e
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -17,7 +18,15 @@ from vtc.program.dtypes import DType
 from vtc.program.module import Buffer, Module, Step
 from vtc.program.scalars import REDUCTIONS, SCALARS
 from vtc.program.sizes import size_value
-from vtc.program.tile import Access, Attention, Contraction, Instr, TileKernel
+from vtc.program.tile import (
+    Access,
+    Attention,
+    Contraction,
+    Convolution,
+    Instr,
+    TileKernel,
+    operands,
+)
 from vtc.program.verify import ProgramError
 
 
@@ -158,6 +167,8 @@ class _Run:
             return full if self.empty else _scan(full, constant, min(self.kernel.reduced))
         if instr.op == "matmul":
             return self.matmul(constant).to(dtype)
+        if instr.op == "convolution":
+            return self.convolution(constant).to(dtype)
         return self.attention(constant).to(dtype)
 
     def scalar(self, number: float, dtype: torch.dtype) -> torch.Tensor:
@@ -307,6 +318,60 @@ class _Run:
         result = torch.einsum(*operands, sorted(moving))
         return result.reshape([n if d in moving else 1 for d, n in enumerate(self.sizes)])
 
+    def convolution(self, own: Convolution) -> torch.Tensor:
+        """The sum over parts, taps and channels, in f64."""
+        total = torch.zeros(self.sizes, dtype=torch.float64)
+        taps = [self.size(w.taps) for w in own.windows]
+        rank = len(self.sizes)
+        if 0 in self.sizes:
+            return total
+        for tap in itertools.product(*(range(n) for n in taps)):
+            at, inside = self.windowed(own, tap)
+            for part in own.parts:
+                k = self.size(part.k)
+                sizes = (*self.sizes, *(1 for _ in taps), k)
+                zero = torch.zeros((1,) * len(sizes), dtype=torch.float64)
+                left = self.address(part.left, sizes)
+                strides = part.left.stride[rank:-1]
+                for stride, coordinate in zip(strides, at, strict=True):
+                    shape = (*coordinate.shape, *(1 for _ in taps), 1)
+                    moved = self.size(stride) * coordinate.reshape(shape)
+                    left = _Address(left.index + moved, None)
+                mask = inside.reshape(*inside.shape, *(1 for _ in taps), 1)
+                right = self.address(part.right, sizes)
+                shift = sum(
+                    self.size(s) * t for s, t in zip(part.right.stride[rank:-1], tap, strict=True)
+                )
+                index = right.index + shift
+                if own.panel is not None:
+                    column = self.coordinate(rank - 1, len(sizes), self.sizes[-1])
+                    panel, place = column // own.panel.width, column % own.panel.width
+                    index = index + (panel - column) * self.size(part.right.stride[rank - 1])
+                    index = index + place
+                right = _Address(index, None)
+                x = self.gather(part.left.buffer, _Address(left.index, mask), zero)
+                w = self.gather(part.right.buffer, right, zero)
+                product = (x * w).expand(sizes).sum(-1)
+                total = total + product.reshape(self.sizes)
+        return total
+
+    def windowed(
+        self, own: Convolution, place: Sequence[int]
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The input coordinates of one tap, and at which points they are inside."""
+        rank = len(self.sizes)
+        inside = torch.ones((1,) * rank, dtype=torch.bool)
+        found = []
+        for window, tap in zip(own.windows, place, strict=True):
+            point = torch.zeros((1,) * rank, dtype=torch.int64)
+            if window.dim is not None:
+                point = self.coordinate(window.dim, rank, self.sizes[window.dim])
+            shift = self.size(window.dilation) * tap - self.size(window.pad)
+            at = self.size(window.stride) * point + shift
+            inside = inside & (at >= 0) & (at < self.size(window.extent))
+            found.append(at)
+        return found, inside
+
     def attention(self, own: Attention) -> torch.Tensor:
         """softmax(scale * q @ k^T + mask) @ v in f64; 0 for a query that sees no key."""
         length, head = self.size(own.length), self.size(own.head_dim)
@@ -349,9 +414,8 @@ def _wanted(kernel: TileKernel) -> set[int]:
     for number in range(len(kernel.body) - 1, -1, -1):
         instr = kernel.body[number]
         if instr.op == "store" or number in wanted:
-            anchor = isinstance(instr.constant, Contraction | Attention)
-            parts = [instr.access, *(vars(instr.constant).values() if anchor else ())]
-            terms = [t.value for a in parts if isinstance(a, Access) for t in a.terms]
+            parts = [instr.access, *operands(instr.constant)]
+            terms = [t.value for a in parts if a is not None for t in a.terms]
             wanted |= {number, *instr.args, *terms}
     return wanted
 

@@ -8,7 +8,15 @@ from typing import Literal
 
 from vtc.index.sizes import Size
 from vtc.program.dtypes import DType
-from vtc.program.tile import Access, Attention, Contraction, Instr, TileKernel, size_text
+from vtc.program.tile import (
+    Access,
+    Attention,
+    Contraction,
+    Convolution,
+    Instr,
+    TileKernel,
+    size_text,
+)
 
 BufferKind = Literal["input", "output", "temporary"]
 
@@ -117,6 +125,8 @@ def _instr_text(number: int, instr: Instr, names: tuple[str, ...]) -> str:
 
 
 def _constant_text(constant: object, names: tuple[str, ...]) -> str:
+    if isinstance(constant, Convolution):
+        return _convolution_text(constant, names)
     if not isinstance(constant, Contraction | Attention):
         return str(constant)
     parts = []
@@ -126,3 +136,16 @@ def _constant_text(constant: object, names: tuple[str, ...]) -> str:
         elif value is not None and value is not False and name != "dtype":
             parts.append(f"{name}={value}")
     return " ".join(parts)
+
+
+def _convolution_text(own: Convolution, names: tuple[str, ...]) -> str:
+    """`i1: 3 taps, stride 2, dilation 1, pad 1 of 56 | x[...] * w[...] k=24 + ...`; behind the
+    dimensions of the domain come those of windows, and the channel."""
+    windows = [
+        f"{'0' if w.dim is None else f'i{w.dim}'}: {w.taps} taps, stride {w.stride}, "
+        f"dilation {w.dilation}, pad {w.pad} of {w.extent}"
+        for w in own.windows
+    ]
+    parts = [f"{p.left.text(names)} * {p.right.text(names)} k={p.k}" for p in own.parts]
+    panels = [] if own.panel is None else [f"panels {own.panel}"]
+    return " | ".join([*windows, *panels, " + ".join(parts)])

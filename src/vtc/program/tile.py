@@ -16,7 +16,8 @@ Nothing is said of tiles, registers or order: the encoder decides these for the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vtc.index.sizes import Size
@@ -102,6 +103,7 @@ class Instr:
     | scan | (value,) | "sum", "prod", "max", "min" | running fold along the one reduced dim, full |
     | matmul | | Contraction | sum over k of a * b, f32; full |
     | attention | | Attention | full |
+    | convolution | | Convolution | sum over taps and channels of left * right; full |
 
     `dtype` is a compute type.
     """
@@ -171,6 +173,76 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Window:
+    """A sliding window along domain dimension `dim` (None: of one point): tap t of point i is input
+    coordinate stride * i + dilation * t - pad, and counts for nothing outside [0, extent)."""
+
+    dim: int | None
+    taps: Size
+    stride: Size
+    dilation: Size
+    pad: Size
+    extent: Size
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of `k` channels of a convolution, and where both operands have them.
+
+    After its strides for the domain, `left` has one for the input coordinate of each window (it
+    does not move in the windows' dimensions themselves), `right` one for each window's tap; the
+    last of both is that of the channel. Of a right operand in panels the stride of the column
+    dimension leads from one panel to the next.
+    """
+
+    left: Access
+    right: Access
+    k: Size
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The sum over parts, taps and channels of left * right: a contraction whose left operand is
+    read in windows, and whose channels may lie in several places.
+
+    The column dimension is the last domain dimension; where `left` moves in it too the convolution
+    is a depthwise one. `dtype` is that of all operands in memory. Accesses have no terms or masks.
+    panel: how the right operand is packed, of depth 1; None reads it as it lies.
+    """
+
+    windows: tuple[Window, ...]
+    parts: tuple[Part, ...]
+    dtype: DType
+    panel: Panel | None = None
+
+
+ANCHORS = ("matmul", "attention", "convolution")
+
+
+def operands(constant: Any) -> tuple[Access, ...]:
+    """The accesses of an anchor's operands; none for another constant."""
+    if isinstance(constant, Convolution):
+        return tuple(a for part in constant.parts for a in (part.left, part.right))
+    if isinstance(constant, Contraction | Attention):
+        return tuple(a for a in vars(constant).values() if isinstance(a, Access))
+    return ()
+
+
+def with_operands(constant: Any, change: Callable[[Access], Access]) -> Any:
+    """The constant with every access of an operand changed."""
+    if isinstance(constant, Convolution):
+        parts = tuple(
+            replace(p, left=change(p.left), right=change(p.right)) for p in constant.parts
+        )
+        return replace(constant, parts=parts)
+    if isinstance(constant, Contraction | Attention):
+        own = {n: change(a) for n, a in vars(constant).items() if isinstance(a, Access)}
+        changed: Any = replace(constant, **own)
+        return changed
+    return constant
+
+
+@dataclass(frozen=True)
 class TileKernel:
     """One fused kernel: `body` at each point of the domain `sizes`, whose dimensions in `reduced`
     are the ones that its reductions fold."""
@@ -183,8 +255,8 @@ class TileKernel:
 
     @property
     def anchor(self) -> Instr | None:
-        """The matmul or attention that the kernel starts with, or None."""
-        return next((i for i in self.body if i.op in ("matmul", "attention")), None)
+        """The product, attention or convolution that the kernel starts with, or None."""
+        return next((i for i in self.body if i.op in ANCHORS), None)
 
     def is_reduced(self) -> tuple[bool, ...]:
         """For each value: does it live on the dimensions that are not reduced?
@@ -196,7 +268,7 @@ class TileKernel:
         for instr in self.body:
             if instr.op == "reduce":
                 found.append(True)
-            elif instr.op in ("scan", "matmul", "attention"):
+            elif instr.op == "scan" or instr.op in ANCHORS:
                 found.append(False)
             elif instr.op == "iota":
                 found.append(instr.constant not in self.reduced)

@@ -11,7 +11,16 @@ from vtc.program.dtypes import DType
 from vtc.program.module import BufferKind, Module, Step
 from vtc.program.scalars import FLOATS, REDUCTIONS, SCALARS
 from vtc.program.sizes import faults
-from vtc.program.tile import Access, Attention, Contraction, Instr, TileKernel
+from vtc.program.tile import (
+    ANCHORS,
+    Access,
+    Attention,
+    Contraction,
+    Convolution,
+    Instr,
+    TileKernel,
+    operands,
+)
 
 SCANS = ("sum", "prod", "max", "min")
 
@@ -112,7 +121,7 @@ class _Checker:
             self.need(not (isinstance(size, int) and size < 0), f"size {size} of the domain")
         inside = all(0 <= d < self.rank for d in kernel.reduced)
         self.need(inside, f"reduced dimensions {sorted(kernel.reduced)} of {self.rank}")
-        anchors = [i for i in kernel.body if i.op in ("matmul", "attention")]
+        anchors = [i for i in kernel.body if i.op in ANCHORS]
         self.need(len(anchors) <= 1, f"{len(anchors)} anchors")
         self.need(any(i.op == "store" for i in kernel.body), "it stores nothing")
         for number, instr in enumerate(kernel.body):
@@ -178,17 +187,13 @@ class _Checker:
             return
         reduced = self.kernel.is_reduced()
         anchor = self.kernel.anchor
-        operands = (
-            {a.buffer for a in vars(anchor.constant).values() if isinstance(a, Access)}
-            if anchor
-            else set()
-        )
+        read = {a.buffer for a in operands(anchor.constant)} if anchor else set()
         for number, instr in enumerate(self.kernel.body):
             access = instr.access
             if instr.op != "store" or access is None:
                 continue
             self.number = number
-            self.need(access.buffer not in operands, "it stores into an operand of the anchor")
+            self.need(access.buffer not in read, "it stores into an operand of the anchor")
             if access.terms:
                 continue
             for dim, size in enumerate(self.kernel.sizes):
@@ -323,6 +328,32 @@ def _attention(check: _Checker, instr: Instr) -> None:
     check.result(instr, dtype.compute)
 
 
+def _convolution(check: _Checker, instr: Instr) -> None:
+    check.arity(instr, 0)
+    own = instr.constant
+    check.need(isinstance(own, Convolution), f"{own!r} is no convolution")
+    check.need(check.rank > 0, "a convolution over no dimension")
+    check.need(bool(own.parts), "a convolution of nothing")
+    dims = [w.dim for w in own.windows if w.dim is not None]
+    inside = all(0 <= d < check.rank - 1 for d in dims) and len(set(dims)) == len(dims)
+    check.need(inside, f"windows along dimensions {dims}")
+    for window in own.windows:
+        for name in ("taps", "stride", "dilation", "pad", "extent"):
+            check.size(getattr(window, name), f"{name} of a window")
+    for part in own.parts:
+        for name, access in (("left", part.left), ("right", part.right)):
+            dtype = check.access(access, check.rank + len(own.windows) + 1, loads=True)
+            check.need(dtype is own.dtype, f"{name} is {dtype}, not {own.dtype}")
+            check.need(not access.terms and not access.mask, f"{name} has terms or a mask")
+        if own.panel is not None:
+            check.need(own.panel.width > 0 and own.panel.depth == 1, f"panels of {own.panel}")
+        still = all(part.left.stride[d] == 0 for d in dims)
+        check.need(still, "left moves in the dimension of a window")
+        check.size(part.k, "k")
+    check.need(own.dtype.compute in FLOATS, f"a convolution of {own.dtype}")
+    check.result(instr, own.dtype.compute)
+
+
 def _scalar(check: _Checker, instr: Instr) -> None:
     row = SCALARS[instr.op]
     check.arity(instr, row.arity)
@@ -346,4 +377,5 @@ _RULES: dict[str, Callable[[_Checker, Instr], Any]] = {
     "scan": _scan,
     "matmul": _matmul,
     "attention": _attention,
+    "convolution": _convolution,
 }

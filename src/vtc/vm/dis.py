@@ -75,7 +75,7 @@ class _Listing:
                 at = isa.decode_kernel(words, at).end
             else:
                 yield f"{at:5} {self.step(op.name, at)}"
-                at += max(1, isa.field(words[at], "length"))
+                at += isa.length_at(words, at)
 
     def buffer(self, number: int) -> str:
         return self.names[number] if number < len(self.names) else f"b{number}"
@@ -159,7 +159,7 @@ class _Listing:
         return dtype
 
     def operands(self, at: int, word: int, op: isa.Op) -> str:
-        words, behind = self.words, self.words[at + 1 : at + isa.field(word, "length")]
+        words, behind = self.words, self.words[at + 1 : at + isa.length_at(self.words, at)]
         registers = [f"r{isa.field(word, n)}" for n in "abc" if n in op.fields]
         match op.name:
             case "CONST":
@@ -190,6 +190,8 @@ class _Listing:
                 return f"k={behind[0]} {sides}" + (panels if width else "")
             case "ATTENTION":
                 return self.attention(at, behind)
+            case "CONVOLUTION":
+                return self.convolution(at)
         return ", ".join(registers)
 
     def fold(self, name: str, word: int, behind: Sequence[int]) -> str:
@@ -221,13 +223,42 @@ class _Listing:
             text.append(f"\n{'':15}{name} {self.access(access)}")
         return " ".join(text)
 
-    def access(self, access: AccessWords) -> str:
+    def convolution(self, at: int) -> str:
+        own = isa.decode_convolution(self.words, at)
+        names = {}
+        for number, digit in enumerate(own.digits):
+            part = f"d{digit.dim}"
+            part += f"//{digit.divisor}" if digit.divisor != 1 else ""
+            names[number] = f"({part}%{digit.size})"
+        word = self.words[at]
+        text = ["sum"]
+        text[0] += f" * r{isa.field(word, 'a')}" if own.scaled else ""
+        text[0] += f" + r{isa.field(word, 'b')}" if own.shifted else ""
+        text[0] += f" at least {own.low:g}" if own.low > float("-inf") else ""
+        text[0] += f" at most {own.high:g}" if own.high < float("inf") else ""
+        for number, window in enumerate(own.windows):
+            point = next((names[n] for n, d in enumerate(own.digits) if d.window == number), "0")
+            text.append(
+                f"w{number}: {window.taps} taps of {_scaled(window.stride, point)}, dilation "
+                f"{window.dilation}, pad {window.pad} of {window.extent}"
+            )
+        behind = [*(f"w{n}" for n in range(len(own.windows))), "k"]
+        left = [*names.values(), *behind]
+        dims = len(own.parts[0].right.strides) - len(behind) if own.parts else 0
+        right = [*(f"d{n}" for n in range(dims)), *behind]
+        for part in own.parts:
+            sides = f"{self.access(part.left, left)} * {self.access(part.right, right)}"
+            panels = f" in panels of {own.width}" if own.width else ""
+            text.append(f"k={part.k} {sides}{panels}")
+        return f"\n{'':15}".join(text)
+
+    def access(self, access: AccessWords, names: Sequence[str] = ()) -> str:
         """`x[512*d0 + d1 + r2[100]] if 0 <= d1 < 3`; in an anchor's, the dimension behind those
-        of the kernel is the contracted one."""
+        of the kernel is the contracted one. `names` are given to what strides count."""
         parts = [str(access.offset)] if access.offset else []
         for dim, stride in enumerate(access.strides):
             if stride:
-                parts.append(_scaled(stride, f"d{dim}"))
+                parts.append(_scaled(stride, names[dim] if names else f"d{dim}"))
         for term in access.terms:
             size = "" if term.size is None else f"[{term.size}]"
             parts.append(_scaled(term.stride, f"r{term.register}{size}"))

@@ -15,7 +15,15 @@ from torch.utils._sympy import functions as torch_functions
 from vtc.index.sizes import Size
 from vtc.program.dtypes import DType
 from vtc.program.module import Module, Step
-from vtc.program.tile import Access, Attention, Contraction, Instr, TileKernel
+from vtc.program.tile import (
+    Access,
+    Attention,
+    Contraction,
+    Convolution,
+    Instr,
+    TileKernel,
+    operands,
+)
 from vtc.vm.isa import BY_NAME, FOLDS, TYPES
 
 _CONST, _SYMBOL, _ADD, _MUL, _FLOOR_DIV, _MOD, _MIN, _MAX = range(8)
@@ -32,7 +40,7 @@ _KIND = {"input": 0, "output": 1, "temporary": 2}
 _OPS = {
     "load": "LOAD", "store": "STORE", "const": "CONST", "param": "PARAM", "iota": "IOTA",
     "cast": "CAST", "reduce": "REDUCE", "scan": "SCAN", "matmul": "MATMUL",
-    "attention": "ATTENTION",
+    "attention": "ATTENTION", "convolution": "CONVOLUTION",
 }  # fmt: skip
 _SOFTCAP, _CAUSAL, _WINDOW, _MASK, _DEFAULT_SCALE = 1, 2, 4, 8, 16
 
@@ -135,6 +143,8 @@ class _Image:
             return [*head, len(given), *(n for access in given for n in access)]
         if isinstance(constant, Attention):
             return head + [0, 0, 0] + self.attention(constant)
+        if isinstance(constant, Convolution):
+            return head + [0, 0, _TYPE[constant.dtype]] + self.convolution(constant)
         head += [*self.constant(instr), 0]
         if instr.access is None:
             return [*head, 0]
@@ -171,6 +181,19 @@ class _Image:
             float_bits(a.softcap or 0.0),
         ]
         accesses = [a.query, a.key, a.value, *([] if a.mask is None else [a.mask])]
+        out.append(len(accesses))
+        for access in accesses:
+            out += self.access(access)
+        return out
+
+    def convolution(self, own: Convolution) -> list[int]:
+        out = [len(own.windows)]
+        for w in own.windows:
+            out.append(-1 if w.dim is None else w.dim)
+            out += [self.size(s) for s in (w.taps, w.stride, w.dilation, w.pad, w.extent)]
+        out += [len(own.parts), *(self.size(p.k) for p in own.parts)]
+        out.append(own.panel.width if own.panel else 0)
+        accesses = operands(own)
         out.append(len(accesses))
         for access in accesses:
             out += self.access(access)

@@ -32,11 +32,13 @@ The head word of an instruction, least significant bits first (`LAYOUT`):
 
     | op 8 | type 4 | type2 4 | dst 8 | a 8 | b 8 | c 8 | kinds of dst a b c, 2 each | length 8 |
 
-`length` counts the words of the instruction with its head. `type` is the compute type of the
+`length` counts the words of the instruction with its head; where it is 0 the word behind the head
+does. `type` is the compute type of the
 operands (and of the result, except where the table says otherwise).
 
 An access in words: [buffer 16 | terms 8 | masks 8 | flags 8 | strides 8] [offset] [a stride a
-kernel dimension; one more, of the contracted dimension, for operands of MATMUL and ATTENTION]
+kernel dimension; one more, of the contracted dimension, for operands of MATMUL and ATTENTION, and
+one a window before it for the right operand of CONVOLUTION]
 [3 words a term: register 8, type 8, kind 8, checked 8; stride; size] [3 words a mask: dimension;
 low; high]. Its address for a point is offset + sum(stride * coordinate) + sum(stride * term) in
 elements. A checked term counts from the end where it is negative, and raises IndexError outside
@@ -46,6 +48,7 @@ hold, nothing is read, checked or written.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,6 +236,22 @@ _ROWS: tuple[tuple[str, Family, str, str, str], ...] = (
         "last stride of an access is that of t; query and key move along d by their stride of the "
         "column dimension",
     ),
+    (
+        "CONVOLUTION",
+        "anchor",
+        "type type2 dst a b kind_dst kind_a kind_b",
+        "words of the instruction; digits (16 bits), windows (16), parts (16), width of the right "
+        "operands' panels (16) or 0; 1 to multiply by a, plus 2 to add b (one value a column "
+        "each); low; high (f64 bits); a digit: dimension "
+        "(8), window + 1 or 0 (8); divisor; size; a window: taps; stride; dilation; pad; extent; "
+        "a part: k; buffer of the left operand; offset; a stride a digit (0 for those of windows), "
+        "a window, and of k; access of the right operand",
+        "dst = min(max(sum * a + b, low), high), each step rounded; sum: over parts, taps and "
+        "k of left * right, all of memory type `type2`. A digit is "
+        "coordinate // divisor % size; tap t of a window reads coordinate stride * digit + "
+        "dilation * t - pad of the left operand, and counts for nothing outside [0, extent). In "
+        "panels column n of a right operand is at n // width * stride of the columns + n % width",
+    ),
 )
 
 FIRST_SCALAR = 32
@@ -285,6 +304,11 @@ def head(op: str, **fields: int) -> int:
     return word
 
 
+def length_at(words: Sequence[int], at: int) -> int:
+    """The words of the instruction at word `at`."""
+    return field(int(words[at]), "length") or int(words[at + 1])
+
+
 def signed(word: int) -> int:
     """A word as the signed integer that it holds."""
     return word - (1 << 64) if word >> 63 else word
@@ -323,6 +347,78 @@ def decode_access(words: Sequence[int], at: int) -> tuple[AccessWords, int]:
     first = strides + 3 * terms
     bounds = tuple((rest[i], rest[i + 1], rest[i + 2]) for i in range(first, first + 3 * masks, 3))
     return AccessWords(buffer, offset, tuple(rest[:strides]), found, bounds), at + 1 + len(numbers)
+
+
+@dataclass(frozen=True)
+class DigitWords:
+    """A decoded digit of a CONVOLUTION: coordinate // divisor % size."""
+
+    dim: int
+    window: int | None
+    divisor: int
+    size: int
+
+
+@dataclass(frozen=True)
+class WindowWords:
+    """A decoded window of a CONVOLUTION."""
+
+    taps: int
+    stride: int
+    dilation: int
+    pad: int
+    extent: int
+
+
+@dataclass(frozen=True)
+class PartWords:
+    """A decoded part of a CONVOLUTION; `left` has a stride a digit, a window, and of k."""
+
+    k: int
+    left: AccessWords
+    right: AccessWords
+
+
+@dataclass(frozen=True)
+class ConvolutionWords:
+    """A decoded CONVOLUTION."""
+
+    digits: tuple[DigitWords, ...]
+    windows: tuple[WindowWords, ...]
+    parts: tuple[PartWords, ...]
+    width: int
+    scaled: bool
+    shifted: bool
+    low: float
+    high: float
+
+
+def decode_convolution(words: Sequence[int], at: int) -> ConvolutionWords:
+    """The CONVOLUTION whose head is word `at`."""
+    packed, flags = int(words[at + 2]), int(words[at + 3])
+    low, high = struct.unpack("<dd", struct.pack("<QQ", *(int(w) for w in words[at + 4 : at + 6])))
+    counts = [packed >> shift & 0xFFFF for shift in (0, 16, 32)]
+    at += 6
+    digits = []
+    for _ in range(counts[0]):
+        own, divisor, size = (int(w) for w in words[at : at + 3])
+        window = own >> 8 & 0xFF
+        digits.append(DigitWords(own & 0xFF, window - 1 if window else None, divisor, size))
+        at += 3
+    windows = []
+    for _ in range(counts[1]):
+        windows.append(WindowWords(*(signed(int(w)) for w in words[at : at + 5])))
+        at += 5
+    parts = []
+    for _ in range(counts[2]):
+        count = 1 + counts[0] + counts[1] + 1
+        k, buffer, *left = (signed(int(w)) for w in words[at : at + 2 + count])
+        right, at = decode_access(words, at + 2 + count)
+        parts.append(PartWords(k, AccessWords(buffer, left[0], tuple(left[1:]), (), ()), right))
+    return ConvolutionWords(
+        tuple(digits), tuple(windows), tuple(parts), packed >> 48,
+        bool(flags & 1), bool(flags & 2), low, high,
+    )  # fmt: skip
 
 
 def _term(numbers: Sequence[int]) -> TermWords:
@@ -378,7 +474,7 @@ def instructions(words: Sequence[int], at: int) -> Iterator[tuple[int, Op]]:
         yield at, op
         if op.name == "DONE":
             return
-        at += field(int(words[at]), "length")
+        at += length_at(words, at)
 
 
 def header() -> str:

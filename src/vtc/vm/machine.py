@@ -129,6 +129,11 @@ class Encoded:
         if fault:
             raise self._index_error(fault)
 
+    def timed(self, pointers: Sequence[int], params: Sequence[float] = ()) -> dict[str, int]:
+        """Runs the program, and gives the nanoseconds that one thread spent on each kernel."""
+        names = [kernel.name for kernel in self._module.kernels()]
+        return dict(zip(names, self._program.timed(pointers, params), strict=True))
+
     def _index_error(self, fault: int) -> IndexError:
         kernel = list(self._module.kernels())[(fault >> 32) - 1]
         buffer = self._module.buffers[fault >> 8 & 0xFFFFFF].name

@@ -7,6 +7,7 @@ and contractions of f32 are folded in f64.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, SupportsInt
@@ -117,7 +118,7 @@ class _Kernel(Tile):
                     self.scalar(op.name, word)
                 else:
                     _INSTRUCTIONS[op.name](self, word)
-                at += isa.field(word, "length")
+                at += isa.length_at(self.machine.words, at)
 
     def loop(self, at: int, word: int) -> int:
         dim, step = isa.field(word, "dst"), self.word(0)
@@ -320,6 +321,61 @@ class _Kernel(Tile):
             inside = inside + outer[column] % width * depth
             outer[column] = outer[column] // width
         return replace(right, strides=(*right.strides, 1)), [*outer, k // depth, inside]
+
+    def convolution(self, word: int) -> None:
+        own = isa.decode_convolution(self.machine.words, self.at)
+        kind = isa.field(word, "kind_dst")
+        points = self.points(kind)
+        digits = [points[d.dim] // d.divisor % d.size for d in own.digits]
+        start = [torch.zeros(1, 1, dtype=torch.int64)] * len(own.windows)
+        for digit, value in zip(own.digits, digits, strict=True):
+            if digit.window is not None:
+                start[digit.window] = value
+        total = torch.zeros(self.shape(kind), dtype=torch.float64)
+        for taps in itertools.product(*(range(w.taps) for w in own.windows)):
+            at = [
+                w.stride * point + w.dilation * tap - w.pad
+                for w, point, tap in zip(own.windows, start, taps, strict=True)
+            ]
+            inside = torch.ones(1, 1, 1, dtype=torch.bool)
+            for w, q in zip(own.windows, at, strict=True):
+                inside = inside & ((q >= 0) & (q < w.extent)).unsqueeze(-1)
+            for part in own.parts:
+                k = torch.arange(part.k).reshape(1, 1, -1)
+                left = self.windowed(part.left, [*digits, *at], k, inside)
+                fixed = [torch.full((1, 1, 1), tap) for tap in taps]
+                zero = torch.zeros(1, 1, 1, dtype=torch.float64)
+                access, at_right = part.right, [*(p.unsqueeze(-1) for p in points), *fixed, k]
+                if own.width and self.kernel.column is not None:
+                    column = at_right[self.kernel.column]
+                    access = replace(access, strides=(*access.strides, 1))
+                    at_right[self.kernel.column] = column // own.width
+                    at_right.append(column % own.width)
+                right = self.gather(access, at_right, zero)
+                product = (left * right).expand(*total.shape, part.k)
+                total = total + product.sum(-1)
+        found = total.to(self.type(word).torch_dtype)
+        found = found * self.read(word, "a") if own.scaled else found
+        found = found + self.read(word, "b") if own.shifted else found
+        low, high = (torch.tensor(x, dtype=found.dtype) for x in (own.low, own.high))
+        self.write(word, torch.minimum(torch.maximum(found, low), high))
+
+    def windowed(
+        self, left: AccessWords, at: Sequence[torch.Tensor], k: torch.Tensor, inside: torch.Tensor
+    ) -> torch.Tensor:
+        """The elements of a left operand at digits and input coordinates, 0 where not `inside`."""
+        zero = torch.zeros(1, 1, 1, dtype=torch.float64)
+        points = [*(p.unsqueeze(-1) for p in at), k]
+        index = sum((s * p for s, p in zip(left.strides, points, strict=True)),
+                    torch.tensor(left.offset))  # fmt: skip
+        index, mask, result = torch.broadcast_tensors(index, inside, zero)
+        memory = self.machine.memory[left.buffer]
+        outside = mask & ((index < 0) | (index >= memory.numel()))
+        if bool(outside.any()):
+            raise self.fault(f"element {int(index[outside][0])} of a buffer of {memory.numel()}")
+        result = result.clone()
+        result[mask] = memory[index[mask]].to(result.dtype)
+        return result
 
     def attention(self, word: int) -> None:
         length, head, flags, softcap = self.word(0), self.word(1), self.word(3), self.number(4)

@@ -199,14 +199,6 @@ def test_an_unknown_operator_runs_between_kernels() -> None:
     assert compiled.text.count("eager aten.sort") == 1
 
 
-def test_a_convolution_runs_between_kernels() -> None:
-    def f(x: Tensor, w: Tensor) -> Tensor:
-        return F.conv2d(x.relu(), w, padding=1).relu().mean((2, 3))
-
-    with pytest.warns(match="conv"):
-        check(f, *((r(n, 3, 8, 8), r(4, 3, 3, 3)) for n in (11, 2)), eager=["aten.conv2d.default"])
-
-
 def test_rows_share_one_kernel() -> None:
     """Producers and consumers of folds over one dimension are one kernel, several outputs too."""
 

@@ -1,36 +1,29 @@
-"""Matmul and attention: their operands as plain accesses."""
+"""Products, attention and convolutions: their operands as plain accesses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from vtc.index import Affine, Fill, Size, affine, sizes, substitution
-from vtc.lowering.dvm.body import Body, Home, Indirect, Needs
-from vtc.lowering.dvm.domain import Index, broadcast_index
-from vtc.lowering.dvm.nodes import AttentionSpec, Move, Node, contiguous
-from vtc.program.tile import Access, Attention, Contraction, Panel
+from vtc.lowering.dvm.body import Body, Cut, Home, Indirect, Needs
+from vtc.lowering.dvm.channels import Planned, channel_runs
+from vtc.lowering.dvm.domain import ZERO, Index, broadcast_index, coordinate_number, sliding
+from vtc.lowering.dvm.nodes import AttentionSpec, ConvolutionSpec, Move, Node
+from vtc.program.tile import Access, Attention, Contraction, Convolution, Panel, Part, Window
 
 
 def write_anchor(body: Body, node: Node, index: Index, planned: Planned) -> int:
-    """The value of a matmul or attention at the point that it is made for.
+    """The value of an anchor at the point that it is made for.
 
     `planned` gives the home that a node is going to have. Raises Needs for an operand that is not
     in memory, or not at addresses that are affine.
     """
     if node.op == "matmul":
         return _matmul(body, node, index, planned)
-    return _attention(body, node, index, planned)
-
-
-class Planned:
-    """Where a node will be that is not in memory yet: at its home, or at one of its own.
-
-    panels: for right operands of products the node that holds them packed.
-    """
-
-    def __init__(self, homes: dict[Node, Home], panels: dict[Node, tuple[Node, Panel]]) -> None:
-        self.homes, self.panels = homes, panels
-
-    def __call__(self, node: Node) -> Home:
-        return self.homes.get(node) or Home(-1, 0, contiguous(node.shape))
+    if node.op == "attention":
+        return _attention(body, node, index, planned)
+    return _convolution(body, node, index, planned)
 
 
 def _matmul(body: Body, node: Node, index: Index, planned: Planned) -> int:
@@ -42,8 +35,8 @@ def _matmul(body: Body, node: Node, index: Index, planned: Planned) -> int:
     at_right = (*broadcast_index(right.shape[:-2], outer), inner, index[-1])
     packed, panel = _packed(body, right, (*outer, index[-1]), planned)
     product = Contraction(
-        left=_operand(body, left, at_left, k, planned),
-        right=_operand(body, right, at_right, k, planned),
+        left=_operand(body, left, at_left, (k,), planned),
+        right=_operand(body, right, at_right, (k,), planned),
         k=k,
         dtype=left.dtype,
         packed=packed,
@@ -91,7 +84,7 @@ def _attention(body: Body, node: Node, index: Index, planned: Planned) -> int:
     length = key.shape[-2]
 
     def access(tensor: Node, at: Index) -> Access:
-        return _operand(body, tensor, at, length, planned)
+        return _operand(body, tensor, at, (length,), planned)
 
     mask = None
     if masks:
@@ -111,15 +104,90 @@ def _attention(body: Body, node: Node, index: Index, planned: Planned) -> int:
     return body.add("attention", (), node.dtype.compute, constant=made)
 
 
-def _operand(body: Body, top: Node, index: Index, extra: Size, planned: Planned) -> Access:
+def _convolution(body: Body, node: Node, index: Index, planned: Planned) -> int:
+    x, weight = node.operands
+    spec: ConvolutionSpec = node.constant
+    rank = len(body.domain.sizes)
+    slides = sliding(spec, weight)
+    windows: list[Window] = []
+    places: list[Affine] = []
+    taps: list[Affine] = [affine.constant(0)] * len(spec.stride)
+    for d, stride in enumerate(spec.stride):
+        if d not in slides:
+            places.append(affine.scale(index[d + 1], stride))
+            continue
+        taps[d] = affine.coordinate(rank + len(windows))
+        places.append(taps[d])
+        dim = coordinate_number(index[d + 1])
+        windows.append(
+            Window(dim, weight.shape[d + 2], stride, spec.dilation[d], spec.padding[d],
+                   x.shape[d + 1])
+        )  # fmt: skip
+    depth = weight.shape[1]
+    each = sizes.exact_div(weight.shape[0], spec.groups)
+    assert each is not None
+    channel = affine.coordinate(rank + len(windows))
+    group = affine.floor_div(index[-1], each, body.bounds) if spec.groups != 1 else ZERO
+    at = (index[0], *places, affine.add(affine.scale(group, depth), channel))
+    column = rank - 1
+    depthwise = each == 1 and spec.groups != 1 and body.domain.sizes[column] != 1
+    extra = (*(w.extent for w in windows), depth)
+    place = column if depthwise else rank + len(windows)
+    runs = channel_runs(body, x, at, extra, place, planned)
+    if depthwise:
+        if len(runs) > 1:
+            raise Cut(column, [(run.start, run.step, run.count) for run in runs])
+        runs = [replace(runs[0], count=depth)]
+    held, panel = planned.panels.get(weight, (None, None))
+    # Panels are made for one number of groups; a column a group is laid out without any.
+    packed = held is not None and panel is not None and (panel.width == 1) == (each == 1)
+    packed = packed and (each == 1 or held.shape[0] == spec.groups)
+    parts = []
+    for run in runs:
+        own = affine.add(affine.scale(channel, run.step), affine.constant(run.start))
+        extra = (*(w.taps for w in windows), run.count)
+        at_right = (index[-1], own, *taps)
+        right = (
+            _tap_panels(body, weight, at_right, extra, planned)
+            if packed
+            else _operand(body, weight, at_right, extra, planned)
+        )
+        parts.append(Part(run.access, right, run.count))
+    if not packed or each == 1:
+        panel = None
+    made = Convolution(tuple(windows), tuple(parts), x.dtype, panel)
+    return body.add("convolution", (), node.dtype.compute, constant=made)
+
+
+def _tap_panels(
+    body: Body, weight: Node, index: Index, extra: Sequence[Size], planned: Planned
+) -> Access:
+    """The panels of a convolution's weight as `prepack` lays them out."""
+    node, panel = planned.panels[weight]
+    column, channel, *taps = index
+    home = planned.homes[node]
+    if panel.width == 1:
+        return body.access(home, node.shape, (*taps, channel, column), extra)
+    last = len(body.domain.sizes) - 1
+    each = body.domain.sizes[last]
+    group = affine.floor_div(column, each, body.bounds)
+    # Of the column only the panel counts, whose stride stands for it.
+    at = (group, affine.coordinate(last), *taps, channel, ZERO)
+    shape = (node.shape[0], each, *node.shape[2:])
+    return body.access(home, shape, at, extra)
+
+
+def _operand(
+    body: Body, top: Node, index: Index, extra: Sequence[Size], planned: Planned
+) -> Access:
     """The access of an operand, movement in front of it followed to what is in memory."""
-    bounds = (*body.bounds, (0, sizes.sub(extra, 1)))
+    bounds = (*body.bounds, *((0, sizes.sub(size, 1)) for size in extra))
     node, at = top, index
     while True:
         home = body.homes(node)
         if home is not None:
             return _affine(body, home, node, at, extra, top)
-        step = _through(node, at, bounds)
+        step = through(node, at, bounds)
         if step is None:
             # Where it will be, is it at affine addresses? If not, the operand itself is stored.
             _affine(body, planned(node), node, at, extra, top)
@@ -128,14 +196,16 @@ def _operand(body: Body, top: Node, index: Index, extra: Size, planned: Planned)
         node, at = step
 
 
-def _affine(body: Body, home: Home, node: Node, at: Index, extra: Size, top: Node) -> Access:
+def _affine(
+    body: Body, home: Home, node: Node, at: Index, extra: Sequence[Size], top: Node
+) -> Access:
     try:
-        return body.access(home, node.shape, at, extra=extra)
+        return body.access(home, node.shape, at, extra)
     except Indirect:
         raise Needs(top) from None
 
 
-def _through(
+def through(
     node: Node, index: Index, bounds: affine.Bounds
 ) -> tuple[Node, tuple[Affine, ...]] | None:
     """The source of a movement without cases or lookups, and the index there."""

@@ -21,15 +21,17 @@ from vtc.lowering.dvm.domain import (
     coordinate_number,
     coordinates_of,
 )
-from vtc.lowering.dvm.nodes import Fold, Graph, Move, Node
+from vtc.lowering.dvm.nodes import ANCHORS, Fold, Graph, Move, Node
 from vtc.program.dtypes import DType
-from vtc.program.tile import Access, Bound, Instr, Term
+from vtc.program.tile import Access, Bound, Instr, Term, operands, with_operands
 
 # Lookups of a movement operator are numbered from 0; a value of the body that is an index, from
 # here.
 VALUES = 1 << 40
 # What costs more cycles a vector than this is not computed again for every row.
 DEAR = 10
+# What costs more is not computed again for every tile of a product.
+LINE_COST = 100
 
 Mask = tuple[Bound, ...]
 
@@ -48,6 +50,15 @@ class Split(Exception):  # noqa: N818 - a finding about a kernel, not an error
     def __init__(self, dim: int, factor: Size) -> None:
         super().__init__(dim, factor)
         self.dim, self.factor = dim, factor
+
+
+class Cut(Exception):  # noqa: N818 - a finding about a kernel, not an error
+    """The kernel is to be several, for parts of its dimension `dim`: points start + step * j, for
+    j < count, of each (start, step, count)."""
+
+    def __init__(self, dim: int, parts: Sequence[tuple[int, int, Size]]) -> None:
+        super().__init__(dim, parts)
+        self.dim, self.parts = dim, tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,7 @@ class Body:
             made = self.reduced_value(node, index, mask)
         elif node.op == "scan":
             made = self.scanned(node, index, mask)
-        elif node.op in ("matmul", "attention"):
+        elif node.op in ANCHORS:
             if mask or self.domain.anchor is not node or index != self.domain.anchor_index:
                 raise Needs(node)
             made = self.anchor(self, node, index)
@@ -158,11 +169,20 @@ class Body:
         if node.cost < DEAR or all(s == 1 for s in node.shape):
             return False
         used = coordinates_of(index)
+        if self._line(index) and node.cost < LINE_COST:
+            return False
         repeated = any(
             d not in used and s != 1 and d not in self.reduced
             for d, s in enumerate(self.domain.sizes)
         )
         return repeated or any(affine.lookups(i) for i in index)
+
+    def _line(self, index: Index) -> bool:
+        """Does an element depend on the column of a product only? One value a column of a tile is
+        little beside the product."""
+        columns = coordinates_of(self.domain.anchor_index[-1:])
+        anchored = self.domain.anchor is not None
+        return anchored and coordinates_of(index) <= columns and not _looks(index)
 
     # Folds.
 
@@ -376,12 +396,11 @@ class Body:
         self.add("store", (value,), DType.F32, self.access(home, shape, index))
 
     def access(
-        self, home: Home, shape: Sequence[Size], index: Index, *, extra: Size | None = None
+        self, home: Home, shape: Sequence[Size], index: Index, extra: Sequence[Size] = ()
     ) -> Access:
-        """The address of element `index` of a tensor of `shape`. With `extra` there is one more
-        coordinate, of that size: an anchor's contracted one."""
-        rank = len(self.domain.sizes)
-        bounds = self.bounds if extra is None else (*self.bounds, (0, sizes.sub(extra, 1)))
+        """The address of element `index` of a tensor of `shape`. An anchor's operands have more
+        coordinates, of the sizes `extra`: windows, and the contracted one."""
+        bounds = (*self.bounds, *((0, sizes.sub(size, 1)) for size in extra))
         total = affine.constant(home.offset)
         terms: list[Term] = []
         for form, size, stride in zip(index, shape, home.stride, strict=True):
@@ -396,11 +415,10 @@ class Body:
             if isinstance(atom, int):
                 continue
             self.try_split(atom)
-            if extra is not None:
+            if extra:
                 raise Indirect
             terms.append(Term(self.integer(Affine(0, {atom: 1})), stride))
-        count = rank if extra is None else rank + 1
-        strides = tuple(total.terms.get(d, 0) for d in range(count))
+        strides = tuple(total.terms.get(d, 0) for d in range(len(bounds)))
         return Access(home.buffer, total.const, strides, tuple(terms))
 
     def try_split(self, atom: Atom) -> None:
@@ -479,26 +497,20 @@ def alive(body: Sequence[Instr]) -> tuple[Instr, ...]:
             pending += [*body[number].args, *_term_values(body[number])]
     places = {old: new for new, old in enumerate(sorted(needed))}
 
-    def moved(access: Access | None) -> Access | None:
-        if access is None or not access.terms:
-            return access
+    def moved(access: Access) -> Access:
         terms = tuple(replace(t, value=places[t.value]) for t in access.terms)
         return replace(access, terms=terms)
 
     result = []
     for number in sorted(needed):
         instr = body[number]
-        constant = instr.constant
-        if instr.op in ("matmul", "attention"):
-            changed = {k: moved(v) for k, v in vars(constant).items() if isinstance(v, Access)}
-            constant = replace(constant, **changed)
         args = tuple(places[a] for a in instr.args)
-        result.append(replace(instr, args=args, access=moved(instr.access), constant=constant))
+        access = None if instr.access is None else moved(instr.access)
+        constant = with_operands(instr.constant, moved)
+        result.append(replace(instr, args=args, access=access, constant=constant))
     return tuple(result)
 
 
 def _term_values(instr: Instr) -> list[int]:
-    accesses = [instr.access, *vars(instr.constant).values()] if instr.op in (
-        "matmul", "attention",
-    ) else [instr.access]  # fmt: skip
-    return [t.value for a in accesses if isinstance(a, Access) for t in a.terms]
+    accesses = [instr.access, *operands(instr.constant)]
+    return [t.value for a in accesses if a is not None for t in a.terms]

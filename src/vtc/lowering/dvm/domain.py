@@ -1,8 +1,8 @@
 """The iteration space of a kernel, and which fold or anchor it is made for.
 
 A root (the node that a kernel stores) is walked from its own coordinates. The first fold that fits
-gives the space its reduced dimensions; with none, the first matmul or attention does; with neither
-the space is the root's shape.
+gives the space its reduced dimensions; with none, the first anchor does; with neither the space is
+the root's shape.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from vtc.graph.rules import same
 from vtc.index import Affine, Size, affine, sizes, substitution
-from vtc.lowering.dvm.nodes import ANCHORS, PHYSICAL, Fold, Move, Node
+from vtc.lowering.dvm.nodes import PHYSICAL, ConvolutionSpec, Fold, Move, Node
+from vtc.program.tile import ANCHORS
 
 Index = tuple[Affine, ...]
 ZERO = affine.constant(0)
@@ -23,8 +24,8 @@ class Domain:
     """Sizes of the space, and where the root, the folds and the anchor are in it.
 
     root: the root's index. folds: (coordinate, size) of each folded dimension, in order. anchor and
-    anchor_index: the matmul or attention, and which of its elements a point is. locked: dimensions
-    that must stay whole.
+    anchor_index: the product, attention or convolution, and which of its elements a point is.
+    locked: dimensions that must stay whole.
     """
 
     sizes: tuple[Size, ...]
@@ -52,6 +53,18 @@ class Domain:
             value if d == dim else affine.coordinate(d if d < dim else d + 1)
             for d in range(len(self.sizes))
         ]
+        locked = frozenset(d if d < dim else d + 1 for d in self.locked)
+        return replace(self._moved(whole, values), locked=locked)
+
+    def part(self, dim: int, start: int, step: int, count: Size) -> Domain:
+        """The points start + step * j of dimension `dim`, for j < count."""
+        whole = (*self.sizes[:dim], count, *self.sizes[dim + 1 :])
+        values = [affine.coordinate(d) for d in range(len(self.sizes))]
+        values[dim] = affine.add(affine.scale(values[dim], step), affine.constant(start))
+        return self._moved(whole, values)
+
+    def _moved(self, whole: tuple[Size, ...], values: Sequence[Affine]) -> Domain:
+        """The space of other sizes in whose coordinates the old ones are `values`."""
         bounds = tuple((0, sizes.sub(s, 1)) for s in whole)
 
         def moved(form: Affine) -> Affine:
@@ -63,7 +76,6 @@ class Domain:
             root=tuple(map(moved, self.root)),
             folds=tuple((moved(form), size) for form, size in self.folds),
             anchor_index=tuple(map(moved, self.anchor_index)),
-            locked=frozenset(d if d < dim else d + 1 for d in self.locked),
         )
 
 
@@ -87,10 +99,12 @@ def broadcast_index(shape: Sequence[Size], index: Index) -> Index:
     return tuple(ZERO if s == 1 else i for s, i in zip(shape, own, strict=True))
 
 
-def pointwise(shape: Sequence[Size], lower: Sequence[Size] = ()) -> Domain:
-    """One point for each element of a box of `shape` that starts at `lower`; unit dimensions are
-    left out."""
-    kept = [d for d, s in enumerate(shape) if s != 1]
+def pointwise(
+    shape: Sequence[Size], lower: Sequence[Size] = (), order: Sequence[int] | None = None
+) -> Domain:
+    """One point for each element of a box of `shape` that starts at `lower`, its dimensions in
+    `order`; unit dimensions are left out."""
+    kept = [d for d in order or range(len(shape)) if shape[d] != 1]
     places = {d: affine.coordinate(n) for n, d in enumerate(kept)}
     index = [places.get(d, ZERO) for d in range(len(shape))]
     if lower:
@@ -98,8 +112,11 @@ def pointwise(shape: Sequence[Size], lower: Sequence[Size] = ()) -> Domain:
     return Domain(tuple(shape[d] for d in kept) or (1,), tuple(index))
 
 
-def choose(root: Node, stored: Callable[[Node], bool]) -> Domain:
-    """The space of the kernel that stores `root`; `stored` tells what is only loaded."""
+def choose(
+    root: Node, stored: Callable[[Node], bool], order: Sequence[int] | None = None
+) -> Domain:
+    """The space of the kernel that stores `root`; `stored` tells what is only loaded, `order` how
+    the root's dimensions lie in memory."""
     shape = root.shape
     own = tuple(ZERO if s == 1 else affine.coordinate(d) for d, s in enumerate(shape))
     found = list(_leaders(root, own, stored, set()))
@@ -113,7 +130,7 @@ def choose(root: Node, stored: Callable[[Node], bool]) -> Domain:
             domain = _for_anchor(root, node, index)
             if domain is not None:
                 return domain
-    return pointwise(shape)
+    return pointwise(shape, order=order)
 
 
 def _leaders(
@@ -202,6 +219,9 @@ def _appended(root: Node, node: Node, index: Index) -> Domain:
 def _for_anchor(root: Node, node: Node, index: Index) -> Domain | None:
     """The root's space with the anchor's column (and attention's row) as its last dimensions."""
     fixed = 2 if node.op == "attention" else 1
+    slides = _slides(node)
+    if any(coordinate_number(index[d]) is None and node.shape[d] != 1 for d in slides):
+        return None
     last: list[int] = []
     unit: list[int] = []
     columns = _columns(root, node, index)
@@ -231,13 +251,40 @@ def _for_anchor(root: Node, node: Node, index: Index) -> Domain | None:
     values = [places.get(d, ZERO) for d in range(len(root.shape))]
     whole = tuple(1 if d is None else root.shape[d] for d in order)
     bounds = tuple((0, sizes.sub(s, 1)) for s in whole)
-    return Domain(
+    at = tuple(substitution.substitute(i, values, bounds) for i in index)
+    domain = Domain(
         whole,
         tuple(values),
         anchor=node,
-        anchor_index=tuple(substitution.substitute(i, values, bounds) for i in index),
-        locked=frozenset(range(len(whole) - fixed, len(whole))),
+        anchor_index=at,
+        locked=frozenset(range(len(whole) - fixed, len(whole)))
+        | coordinates_of([at[d] for d in slides]),
     )
+    return _grouped(domain, node) if node.op == "convolution" else domain
+
+
+def sliding(spec: ConvolutionSpec, weight: Node) -> tuple[int, ...]:
+    """The spatial dimensions, from 0, along which a convolution has a window; along the others it
+    reads every element, or one at each stride."""
+    taps = weight.shape[2:]
+    return tuple(d for d, pad in enumerate(spec.padding) if not (pad == 0 and taps[d] == 1))
+
+
+def _slides(node: Node) -> tuple[int, ...]:
+    """The dimensions of an anchor's result that windows slide along."""
+    if node.op != "convolution":
+        return ()
+    return tuple(d + 1 for d in sliding(node.constant, node.operands[1]))
+
+
+def _grouped(domain: Domain, node: Node) -> Domain:
+    """The space of a convolution with groups, its column as groups and columns of a group."""
+    spec: ConvolutionSpec = node.constant
+    each = sizes.exact_div(node.shape[-1], spec.groups)
+    assert each is not None
+    if spec.groups == 1 or each == 1:
+        return domain
+    return domain.split(len(domain.sizes) - 1, each)
 
 
 # A product's columns may be several dimensions of the root (heads and their width) where the last

@@ -19,8 +19,9 @@ from torch import fx
 
 from vtc.graph.rules import same
 from vtc.index import Fill, Piece, affine, sizes, substitution
-from vtc.lowering.dvm.anchors import Planned, write_anchor
-from vtc.lowering.dvm.body import Body, Home, Needs, Split, alive
+from vtc.lowering.dvm.anchors import write_anchor
+from vtc.lowering.dvm.body import Body, Cut, Home, Needs, Split, alive
+from vtc.lowering.dvm.channels import Planned
 from vtc.lowering.dvm.domain import Domain, Index, choose, coordinates_of, pointwise
 from vtc.lowering.dvm.nodes import (
     Call,
@@ -30,13 +31,13 @@ from vtc.lowering.dvm.nodes import (
     Scatter,
     Unsupported,
     Weak,
-    contiguous,
     reads,
 )
 from vtc.lowering.dvm.plan import EagerStep, ScalarRef, Space, TensorRef
+from vtc.lowering.dvm.storage import Order, Orders, channels_last
 from vtc.program.module import Branch
 from vtc.program.scalars import SCALARS
-from vtc.program.tile import Panel, TileKernel
+from vtc.program.tile import ANCHORS, Panel, TileKernel
 
 # More cycles a vector than this, or more loads, and a value is stored rather than computed again.
 RECOMPUTED_COST = 40
@@ -62,6 +63,13 @@ class Fusion:
     panels: dict[Node, tuple[Node, Panel]] = field(default_factory=dict)
     made: int = 0
 
+    def __post_init__(self) -> None:
+        self.orders = Orders(self._given)
+
+    def _given(self, node: Node) -> Order | None:
+        home = self.homes.get(node)
+        return None if home is None else channels_last(home.stride)
+
     def space(self, space: Space) -> int:
         self.spaces.append(space)
         return len(self.spaces) - 1
@@ -70,7 +78,7 @@ class Fusion:
         """Where the node is or will be."""
         found = self.homes.get(node)
         if found is None:
-            stride = contiguous(node.shape)
+            stride = self.orders.strides(node)
             number = self.space(Space("made", node.dtype, node.shape, stride))
             found = self.homes[node] = Home(number, 0, stride)
         return found
@@ -100,7 +108,12 @@ class Fusion:
         """The kernel that stores `root` at `home`, after those that it needs."""
         while root not in self.stored or self.homes[root] != home:
             again = root in self.stored
-            domain = pointwise(root.shape) if again else choose(root, self.stored.__contains__)
+            order = self.orders(root)
+            domain = (
+                pointwise(root.shape, order=order)
+                if again
+                else choose(root, self.stored.__contains__, order)
+            )
             needed = self.try_kernel(domain, root, home)
             if needed is None:
                 return
@@ -112,12 +125,34 @@ class Fusion:
         """Ensures a node that the kernel of `root` needs; a fold together with the folds over the
         same dimensions that read it (softmax's sum reads its maximum), so that one kernel does
         them."""
+        node = self.epilogue(node, root)
         while node.op == "reduce":
             outer = self.fold_over(node, root)
             if outer is None:
                 break
             node = outer
         self.ensure(node)
+
+    def epilogue(self, anchor: Node, root: Node) -> Node:
+        """What an anchor that has to be stored is stored as: with the scalar operators behind it,
+        as long as all that use it go through them."""
+        found, pending = anchor, [anchor]
+        while anchor.op in ANCHORS:
+            if len(pending) == 1 and pending[0].op != "move":
+                (found,) = pending
+            pending.sort(key=lambda n: n.depth)
+            users = self.users.get(pending.pop(0), ())
+            fits = all(
+                u is not root
+                and u not in self.stored
+                and u not in self.kept
+                and _follows(u, anchor)
+                for u in users
+            )
+            if not users or not fits:
+                break
+            pending += [u for u in users if u not in pending]
+        return found
 
     def fold_over(self, node: Node, root: Node) -> Node | None:
         """A fold that reads `node` at the points that it folds, and that `root` needs too."""
@@ -138,7 +173,7 @@ class Fusion:
         return None
 
     def try_kernel(self, domain: Domain, root: Node, home: Home) -> Node | None:
-        """Appends a kernel that stores the root's value, or tells what it needs first."""
+        """Appends kernels that store the root's value, or tells what they need first."""
         body: Body | None = None
         while body is None:
             try:
@@ -149,12 +184,25 @@ class Fusion:
                 body, domain = None, domain.split(split.dim, split.factor)
             except Needs as needs:
                 return needs.node
+            except Cut as cut:
+                return self.try_parts([domain.part(cut.dim, *p) for p in cut.parts], root, home)
         done = {root} if self.homes.get(root) == home else set()
         self.commit(body, done)
         return None
 
+    def try_parts(self, domains: Sequence[Domain], root: Node, home: Home) -> Node | None:
+        """The same for a kernel that is written in parts."""
+        for domain in domains:
+            needed = self.try_kernel(domain, root, home)
+            if needed is not None:
+                return needed
+            self.stored.discard(root)
+        if self.homes.get(root) == home:
+            self.stored.add(root)
+        return None
+
     def body(self, domain: Domain) -> Body:
-        planned = Planned(self.homes, self.panels)
+        planned = Planned(self.homes, self.orders.strides, self.panels)
         return Body(domain, self.in_memory, functools.partial(write_anchor, planned=planned))
 
     def commit(self, body: Body, done: set[Node]) -> None:
@@ -244,7 +292,7 @@ class Fusion:
         """A kernel that copies one piece of a movement operator."""
         extent = piece.extent
         while True:
-            domain = pointwise(extent, piece.lower)
+            domain = pointwise(extent, piece.lower, self.orders(node))
             needed = self.try_piece(domain, node, piece, home)
             if needed is None:
                 return
@@ -322,6 +370,8 @@ class Fusion:
                 body.store(home, node.shape, forms, value)
             except Split as split:
                 domain = domain.split(split.dim, split.factor)
+            except Cut:
+                return values
             except Needs as needs:
                 return needs.node
             else:
@@ -419,6 +469,15 @@ class Fusion:
             self.ensure(copied)
             return
         self.compute(node, home)
+
+
+def _follows(user: Node, anchor: Node) -> bool:
+    """Has the node one element for each of the anchor's, computed from it alone?"""
+    if not same(sizes.product(user.shape), sizes.product(anchor.shape)):
+        return False
+    if user.op == "move":
+        return user.constant.view and len(user.operands) == 1
+    return user.op in SCALARS or user.op == "cast"
 
 
 def replace_root(node: Node) -> Node:

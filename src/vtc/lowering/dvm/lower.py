@@ -19,6 +19,7 @@ from vtc.lowering.dvm.nodes import Move, Node, Unsupported, Weak, contiguous, li
 from vtc.lowering.dvm.plan import Plan, Prepacked, ScalarRef, Space, TensorRef
 from vtc.lowering.dvm.prepack import Packing, prepack
 from vtc.lowering.dvm.translate import Translation, translate
+from vtc.program.tile import ANCHORS
 
 
 def lower(program: Program, packing: Packing | None = None) -> Plan:
@@ -236,7 +237,7 @@ def _elementwise(value: Node, source: Node) -> bool:
         return True
     if not reads([value], source):
         return True
-    if value.op in ("move", "reduce", "scan", "matmul", "attention", "scatter", "external", "arm"):
+    if value.op in ("move", "reduce", "scan", "scatter", "external", "arm", *ANCHORS):
         return False
     return all(
         _elementwise(o, source) and (o is not source or o.shape == value.shape)

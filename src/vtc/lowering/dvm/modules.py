@@ -12,7 +12,7 @@ from torch import fx
 from vtc.index import Size, sizes
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, ScalarRef, Space, TensorRef
 from vtc.program.module import Branch, Buffer, BufferKind, Module, Step
-from vtc.program.tile import Access, Attention, Contraction, Instr, TileKernel
+from vtc.program.tile import Access, Instr, TileKernel, operands, with_operands
 
 Run = list[Step]
 
@@ -74,8 +74,7 @@ def _accesses(kernel: TileKernel) -> Iterator[Access]:
     for instr in kernel.body:
         if instr.access is not None:
             yield instr.access
-        if isinstance(instr.constant, Contraction | Attention):
-            yield from (a for a in vars(instr.constant).values() if isinstance(a, Access))
+        yield from operands(instr.constant)
 
 
 def _module(
@@ -122,18 +121,11 @@ def _placed(step: Step, places: dict[int, int]) -> Step:
 
 
 def _placed_instr(instr: Instr, places: dict[int, int]) -> Instr:
-    constant = instr.constant
-    if isinstance(constant, Contraction | Attention):
-        moved: dict[str, Any] = {
-            name: replace(a, buffer=places[a.buffer])
-            for name, a in vars(constant).items()
-            if isinstance(a, Access)
-        }
-        constant = replace(constant, **moved)
-    access = instr.access
-    if access is not None:
-        access = replace(access, buffer=places[access.buffer])
-    return replace(instr, access=access, constant=constant)
+    def placed(access: Access) -> Access:
+        return replace(access, buffer=places[access.buffer])
+
+    access = None if instr.access is None else placed(instr.access)
+    return replace(instr, access=access, constant=with_operands(instr.constant, placed))
 
 
 def _symbols(value: Any) -> Iterator[str]:

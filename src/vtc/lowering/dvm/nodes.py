@@ -16,6 +16,7 @@ kernels. Nothing here has storage, strides or an order.
 | reduce, scan | one | Fold |
 | matmul | left [..., m, k], right [..., k, n] | |
 | attention | query, key, value, maybe mask | AttentionSpec |
+| convolution | input [n, ..., ci], weight [co, ci / groups, ...] | ConvolutionSpec |
 | scatter | base, values, then lookups | Scatter |
 | arm | what the branch hands out, from one of its arms | (Conditional, number) |
 """
@@ -31,12 +32,12 @@ from torch import fx
 from vtc.index import IndexMap, Piece, Size, sizes
 from vtc.program.dtypes import DType
 from vtc.program.scalars import SCALARS
+from vtc.program.tile import ANCHORS
 
 Shape = tuple[Size, ...]
 
 # What is never computed twice: folds, anchors, and what only storage can hold.
 PHYSICAL = ("input", "external", "scatter", "arm")
-ANCHORS = ("matmul", "attention")
 LARGE = 1 << 20
 
 
@@ -94,6 +95,16 @@ class AttentionSpec:
 
     scale: float | None
     causal: bool
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """One number a spatial dimension; the padding is that in front. Result: [n, ..., co]."""
+
+    stride: tuple[Size, ...]
+    padding: tuple[Size, ...]
+    dilation: tuple[Size, ...]
+    groups: int
 
 
 @dataclass(frozen=True)

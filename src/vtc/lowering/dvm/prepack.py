@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from vtc.graph.program import Program, has_symbol, is_parameter, value_of
-from vtc.index import Fill, IndexMap, Piece, Size, axes, sizes
+from vtc.index import Affine, Fill, IndexMap, Piece, Size, axes, sizes
 from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.modules import assemble
@@ -77,9 +77,13 @@ class Prepacking:
             self.judge(node)
         # The caller may get views of what is excluded.
         excluded = {*excluded, *map(_moved, excluded)}
-        for node in [n for n in users if n.op == "matmul"]:
+        for node in [n for n in users if n.op in ("matmul", "convolution")]:
             right = node.operands[1]
-            if right not in self.panels and right in self.constant and _many_rows(node):
+            if right in self.panels or right not in self.constant:
+                continue
+            if node.op == "convolution":
+                self.pack_taps(right, node.constant.groups)
+            elif _many_rows(node):
                 self.pack(right)
         for node in list(users):
             source = _moved(node)
@@ -121,6 +125,46 @@ class Prepacking:
         panel = Panel(self.packing.width, self.packing.depth(right.dtype))
         shape = (*outer, -(-n // panel.width), -(-k // panel.depth), panel.width, panel.depth)
         node = self.graph.move(IndexMap(shape, _pieces(shape, panel, k, n)), [right])
+        if self.keep(node):
+            self.panels[right] = node, panel
+
+    def pack_taps(self, right: Node, groups: int) -> None:
+        """Adds the panels of a convolution's weight [co, ci, ...], a row a tap and channel:
+        [group, panel, ..., ci, width]. A depthwise one is laid out as [..., co]."""
+        co, ci, *taps = right.shape
+        width = self.packing.width
+        known = isinstance(co, int) and all(isinstance(s, int) for s in right.shape)
+        if not known or 0 in right.shape or right.dtype not in PACKED_TYPES:
+            return
+        each = int(co) // groups
+        if each == 1:
+            order = [*range(2, len(right.shape)), 1, 0]
+            node = self.graph.permute(right, order)
+            if self.keep(node):
+                self.panels[right] = node, Panel(1)
+            return
+        shape = (groups, -(-each // width), *taps, ci, width)
+        at = axes(len(shape))
+        column = at[0] * each + at[1] * width + at[-1]
+        self.add_panels(right, shape, 1, each, [column, at[-2], *at[2:-2]])
+
+    def add_panels(
+        self, right: Node, shape: tuple[Size, ...], dim: int, n: int, index: list[Affine]
+    ) -> None:
+        """Adds the panels of n columns: `shape` has them at `dim` and the columns of one behind;
+        `index` gives the element of the operand."""
+        width = int(shape[-1])
+        whole, rest = divmod(n, width)
+        low, high = [0] * len(shape), list(shape)
+        pieces = []
+        if whole:
+            pieces.append(Piece(low, [*shape[:dim], whole, *shape[dim + 1 :]], 0, index))
+        if rest:
+            first = [*low[:dim], whole, *low[dim + 1 :]]
+            pieces.append(Piece(first, [*high[:-1], rest], 0, index))
+            pieces.append(Piece([*first[:-1], rest], high, Fill(0.0)))
+        node = self.graph.move(IndexMap(shape, pieces), [right])
+        panel = Panel(width)
         if self.keep(node):
             self.panels[right] = node, panel
 

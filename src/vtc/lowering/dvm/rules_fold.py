@@ -381,10 +381,14 @@ def _batch_norm(
     def placed(p: Node) -> Node:
         return own.graph.cast(own.graph.reshape(p, channel), wide.dtype)
 
+    # One factor and one shift a channel, as PyTorch computes it too.
     spread = own.op("add", placed(variance), own.operand(eps, wide.dtype))
-    found = own.op("mul", own.op("sub", wide, placed(mean)), own.op("rsqrt", spread))
-    parts = [None if p is None else placed(p) for p in (weight, bias)]
-    return own.tagged(_affine(own, found, *parts))
+    factor = own.op("rsqrt", spread)
+    if weight is not None:
+        factor = own.op("mul", placed(weight), factor)
+    shift = own.op("mul", placed(mean), factor)
+    shift = own.op("neg", shift) if bias is None else own.op("sub", placed(bias), shift)
+    return own.tagged(own.op("add", own.op("mul", wide, factor), shift))
 
 
 # Vector norms.

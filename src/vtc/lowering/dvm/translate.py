@@ -27,6 +27,7 @@ from vtc.index import Size, sizes
 from vtc.lowering.dvm import (
     rules_activation,
     rules_contract,
+    rules_convolution,
     rules_fold,
     rules_make,
     rules_pointwise,
@@ -52,6 +53,7 @@ RULE_FILES = (
     rules_fold,
     rules_make,
     rules_contract,
+    rules_convolution,
     rules_pool,
 )
 

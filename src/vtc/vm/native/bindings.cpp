@@ -33,8 +33,8 @@ WordArray words_of(const Program& program) {
   return WordArray(copy, {n}, owner);
 }
 
-uint64_t run(const Program& program, const std::vector<uintptr_t>& pointers,
-             const std::vector<double>& params) {
+void check(const Program& program, const std::vector<uintptr_t>& pointers,
+           const std::vector<double>& params) {
   vtc::ProgramView view{program.words.data()};
   if (static_cast<int>(pointers.size()) != view.buffers())
     throw nb::value_error("run() needs one pointer a buffer");
@@ -43,8 +43,22 @@ uint64_t run(const Program& program, const std::vector<uintptr_t>& pointers,
   for (int b = 0; b < view.buffers(); ++b)
     if (!pointers[b] && !view.in_arena(b) && view.extent(b) > 0)
       throw nb::value_error("run() got no pointer for a buffer of the caller's");
+}
+
+uint64_t run(const Program& program, const std::vector<uintptr_t>& pointers,
+             const std::vector<double>& params) {
+  check(program, pointers, params);
   nb::gil_scoped_release release;
-  return vtc::run_program(view.w, pointers.data(), params.data());
+  return vtc::run_program(program.words.data(), pointers.data(), params.data());
+}
+
+std::vector<int64_t> timed(const Program& program, const std::vector<uintptr_t>& pointers,
+                           const std::vector<double>& params) {
+  check(program, pointers, params);
+  std::vector<int64_t> times(vtc::ProgramView{program.words.data()}.kernels(), 0);
+  nb::gil_scoped_release release;
+  vtc::run_program(program.words.data(), pointers.data(), params.data(), times.data());
+  return times;
 }
 
 std::unique_ptr<Program> from_words(nb::ndarray<const Word, nb::ndim<1>, nb::c_contig> words) {
@@ -88,7 +102,8 @@ NB_MODULE(_native, m) {
                      for (int b = 0; b < view.buffers(); ++b) used.push_back(view.extent(b) > 0);
                      return used;
                    })
-      .def("run", &run, nb::arg("pointers"), nb::arg("params"));
+      .def("run", &run, nb::arg("pointers"), nb::arg("params"))
+      .def("timed", &timed, nb::arg("pointers"), nb::arg("params"));
   nb::class_<vtc::Encoder>(m, "Encoder")
       .def("__init__",
            [](vtc::Encoder* self, const std::vector<int64_t>& image) {

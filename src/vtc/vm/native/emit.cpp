@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "encode.h"
 #include "table.h"
@@ -60,7 +61,7 @@ void KernelWriter::analyse() {
       phase_[v] = std::max(phase_[v], phase_[a]);
     };
     for (int a : i.args) use(a);
-    if (i.op == OP_MATMUL || i.op == OP_ATTENTION) {
+    if (is_anchor(i.op)) {
       kind_[v] = full;
       alone = s_->reduced == 0;
     } else if (i.access >= 0) {
@@ -103,7 +104,8 @@ bool KernelWriter::may_bind(int v) const {
   const IrInstr& made = k_->body[value];
   int type = module_.buffers[a.buffer].type;
   if (stream_ || !a.terms.empty() || !a.masks.empty() || k_->uses[value] != 1) return false;
-  if (made.op < kFirstScalar || type != made.type || !is_compute(type)) return false;
+  bool writes = made.op >= kFirstScalar || made.op == OP_CONVOLUTION;
+  if (!writes || type != made.type || !is_compute(type)) return false;
   if (buffer_uses_[a.buffer] != 1 || kind_[v] != kind_[value] || !(kind_[v] & kColumnBit))
     return false;
   return a.stride[t_->column] == 1 && reduced_[v] == reduced_[value];
@@ -153,7 +155,7 @@ int KernelWriter::fresh(int kind, int size, int pool) {
 
 // What an anchor's handler takes.
 void KernelWriter::check_anchor(const IrInstr& i) const {
-  if (i.op == OP_MATMUL) return;
+  if (i.op != OP_ATTENTION) return;
   int count = k_->attentions[i.constant].flags & 8 ? 4 : 3;
   for (int a = i.access; a < i.access + 3; ++a)
     if (kCompute[module_.buffers[s_->accesses[a].buffer].type] != i.type)
@@ -218,6 +220,50 @@ int KernelWriter::emit_scan(int v, int from) {
   return d.dst = fresh(kind_[v], kItemsize[i.type]);
 }
 
+// The one instruction that uses a value, -1 if there are several.
+int KernelWriter::user_of(int v) const {
+  if (k_->uses[v] != 1) return -1;
+  for (size_t u = v + 1; u < k_->body.size(); ++u) {
+    const IrInstr& i = k_->body[u];
+    if (i.op != OP_STORE && !k_->uses[u]) continue;
+    for (int a : i.args)
+      if (a == v) return static_cast<int>(u);
+  }
+  return -1;
+}
+
+// A convolution multiplies by one value a column, adds another, and bounds the result itself. `last`
+// becomes the value that it then gives.
+void KernelWriter::take_epilogue(int v, Draft& d, int& last) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  d.low = -kInfinity;
+  d.high = kInfinity;
+  bool low = false, high = false;
+  for (int u = user_of(v); u >= 0; u = user_of(last)) {
+    const IrInstr& i = k_->body[u];
+    if (i.args.size() != 2 || i.type != k_->body[v].type || i.args[0] == i.args[1]) return;
+    int other = i.args[i.args[0] == last];
+    const IrInstr& o = k_->body[other];
+    bool line = kind_[other] == kColumnBit, number = o.op == OP_CONST && !o.symbolic;
+    bool first = d.b < 0 && !low && !high;
+    if (i.op == OP_MUL && line && d.a < 0 && first) {
+      d.a = operand(other, 0);
+    } else if (i.op == OP_ADD && line && first) {
+      d.b = operand(other, 0);
+    } else if (i.op == OP_MAXIMUM && number && !low && !high) {
+      d.low = std::bit_cast<double>(o.constant);
+      low = true;
+    } else if (i.op == OP_MINIMUM && number && !high) {
+      d.high = std::bit_cast<double>(o.constant);
+      high = true;
+    } else {
+      return;
+    }
+    last = u;
+    reg_[u] = 0;
+  }
+}
+
 int KernelWriter::emit_value(int v) {
   const IrInstr& i = k_->body[v];
   int args[3] = {-1, -1, -1};
@@ -269,6 +315,24 @@ int KernelWriter::emit_value(int v) {
       d.a = from;
       d.dst = dst;
       d.ir = &i;
+      break;
+    }
+    case OP_CONVOLUTION: {
+      Draft own{};
+      own.op = OP_CONVOLUTION;
+      own.type = i.type;
+      int last = v;
+      take_epilogue(v, own, last);
+      own.ir = &i;
+      own.dst = dst;
+      if (bound_store_[last] >= 0) {
+        Draft& bind = draft(OP_BIND, i.type);
+        bind.access = &s_->accesses[k_->body[bound_store_[last]].access];
+        virtual_[dst].pool = 1;
+        bind.dst = dst;
+      }
+      code_->push_back(own);
+      reg_[last] = dst;
       break;
     }
     case OP_MATMUL:

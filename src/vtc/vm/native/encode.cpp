@@ -194,8 +194,16 @@ class Writer {
     kernels_.write(k, shape_, tiling);
     for (const Access& a : shape_.accesses) used_[a.buffer] = 1;
     cost_ += tiling.points * k.cost / 16;
-    if (k.anchor >= 0 && k.body[k.anchor].op == OP_MATMUL)
-      cost_ += tiling.points * values_[k.body[k.anchor].constant] / 16;
+    if (k.anchor < 0) return;
+    const IrInstr& anchor = k.body[k.anchor];
+    if (anchor.op == OP_MATMUL) cost_ += tiling.points * values_[anchor.constant] / 16;
+    if (anchor.op == OP_CONVOLUTION) {
+      const IrConvolution& c = k.convolutions[anchor.constant];
+      int64_t depth = 0;
+      for (int part : c.k) depth += values_[part];
+      for (const IrWindow& w : c.windows) depth *= values_[w.taps];
+      cost_ += tiling.points * depth / 16;
+    }
   }
 
   const IrModule& module_;

@@ -32,6 +32,7 @@ class KernelWriter {
     const Access* access = nullptr;
     std::vector<int> terms;  // registers of the terms of its accesses
     const IrInstr* ir = nullptr;
+    double low = 0, high = 0;  // of a convolution
     int64_t word[5] = {};
     int words = 0;  // of `word`, written before the access
   };
@@ -78,6 +79,9 @@ class KernelWriter {
   void assign_registers();
   void put(const Draft& d, int64_t loop);
   void put_anchor(const Draft& d);
+  void put_convolution(const Draft& d);
+  int user_of(int v) const;
+  void take_epilogue(int v, Draft& d, int& last);
   void put_access(const Access& a, int strides, const int* terms);
 
   const IrModule& module_;

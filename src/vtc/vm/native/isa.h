@@ -64,6 +64,7 @@ enum Op : uint8_t {
   OP_MERGE = 22,
   OP_MATMUL = 23,
   OP_ATTENTION = 24,
+  OP_CONVOLUTION = 25,
   OP_ADD = 32,
   OP_SUB = 33,
   OP_MUL = 34,

@@ -18,6 +18,7 @@ const Table& instance() {
     fill_gemm(t);
     fill_gemv(t);
     fill_bf16(t);
+    fill_conv(t);
     return t;
   }();
   return made;

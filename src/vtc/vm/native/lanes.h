@@ -13,5 +13,6 @@ void fill_fold(Table& t);
 void fill_gemm(Table& t);
 void fill_gemv(Table& t);
 void fill_bf16(Table& t);
+void fill_conv(Table& t);
 
 }  // namespace vtc::VTC_ISA

@@ -65,6 +65,15 @@ IrInstr read_instr(Reader& in, IrKernel& kernel) {
     a.scale = in.wide();
     a.softcap = in.wide();
   }
+  if (i.op == OP_CONVOLUTION) {
+    i.constant = static_cast<int64_t>(kernel.convolutions.size());
+    IrConvolution& c = kernel.convolutions.emplace_back();
+    c.windows.resize(in.next());
+    for (IrWindow& w : c.windows)
+      w = {in.next(), in.next(), in.next(), in.next(), in.next(), in.next()};
+    c.k = in.list();
+    c.width = in.next();
+  }
   int accesses = in.next();
   if (accesses) i.access = static_cast<int>(kernel.accesses.size());
   while (accesses--) kernel.accesses.push_back(read_access(in));
@@ -75,7 +84,7 @@ IrInstr read_instr(Reader& in, IrKernel& kernel) {
 template <class F>
 void each_operand(const IrKernel& k, const IrInstr& i, F f) {
   for (int a : i.args) f(a);
-  if (i.access < 0) return;
+  if (i.access < 0 || i.op == OP_CONVOLUTION) return;
   int accesses = i.op == OP_MATMUL ? 2 : 1;
   if (i.op == OP_ATTENTION) accesses = k.attentions[i.constant].flags & 8 ? 4 : 3;
   for (int a = i.access; a < i.access + accesses; ++a)
@@ -90,7 +99,7 @@ void measure(IrKernel& k) {
   k.uses.assign(n, 0);
   for (int v = n - 1; v >= 0; --v) {
     const IrInstr& i = k.body[v];
-    if (i.op == OP_MATMUL || i.op == OP_ATTENTION) k.anchor = v;
+    if (is_anchor(i.op)) k.anchor = v;
     if (i.op != OP_STORE && k.uses[v] == 0) continue;
     each_operand(k, i, [&](int a) {
       if (k.uses[a]++ == 0) last[a] = v;
@@ -110,8 +119,7 @@ void measure(IrKernel& k) {
     k.live_bytes = std::max(k.live_bytes, live);
     dying[last[v]] += bytes;
     live -= dying[v];
-    bool anchor = i.op == OP_MATMUL || i.op == OP_ATTENTION;
-    k.cost += anchor ? 1000 : i.op >= OP_EXP ? 12 : 2;
+    k.cost += is_anchor(i.op) ? 1000 : i.op >= OP_EXP ? 12 : 2;
   }
 }
 

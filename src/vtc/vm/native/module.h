@@ -35,17 +35,31 @@ struct IrInstr {
   std::vector<int> args;
   int access = -1;  // into IrKernel::accesses; an anchor's first operand
   // const: bits or, with `symbolic`, an expression; param, iota: number; cast: type; reduce, scan:
-  // fold; matmul: expression of k; attention: into IrKernel::attentions.
+  // fold; matmul: expression of k; attention, convolution: into the kernel's lists of them.
   int64_t constant = 0;
   bool symbolic = false;
-  int memory = 0;  // matmul: type of its operands
+  int memory = 0;  // matmul, convolution: type of its operands
   // matmul: panels of its third operand, which is the second one packed; 0 if there is none.
   int width = 0, depth = 0;
 };
 
+constexpr bool is_anchor(int op) {
+  return op == OP_MATMUL || op == OP_ATTENTION || op == OP_CONVOLUTION;
+}
+
 struct IrAttention {
   int length, head_dim, shift, window, flags;
   int64_t scale, softcap;  // bits
+};
+
+struct IrWindow {
+  int dim, taps, stride, dilation, pad, extent;  // dim -1: of one point
+};
+
+struct IrConvolution {
+  std::vector<IrWindow> windows;
+  std::vector<int> k;  // of each part, whose operands are two accesses in a row
+  int width;           // of the right operands' panels, or 0
 };
 
 struct IrKernel {
@@ -55,6 +69,7 @@ struct IrKernel {
   std::vector<IrInstr> body;
   std::vector<IrAccess> accesses;
   std::vector<IrAttention> attentions;
+  std::vector<IrConvolution> convolutions;
   std::vector<int> uses;  // of each value
   int live_bytes = 4;     // a point, at the fullest place of the body
   int anchor = -1;

@@ -5,12 +5,15 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <vector>
 
 #include "state.h"
 
 namespace vtc {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 void set_extent(State& s, int d, int64_t extent) {
   if (d == s.row) s.r = extent;
@@ -70,9 +73,10 @@ void execute(State& s, const Word* w) {
       case OP_MERGE: merge(s, w); break;
       case OP_MATMUL: matmul(s, w); break;
       case OP_ATTENTION: attention(s, w); break;
+      case OP_CONVOLUTION: convolution(s, w); break;
       default: w = map(s, w); continue;
     }
-    w += length_of(*w);
+    w += words_of(w);
   }
 }
 
@@ -107,13 +111,26 @@ void run_kernel(State& s, const Word* w, int thread, int threads) {
   }
 }
 
+// Charges the time since `from` to a kernel, and starts again.
+void charge(const State& s, int64_t kernel, Clock::time_point& from) {
+  Clock::time_point now = Clock::now();
+  s.run->times[kernel] += std::chrono::nanoseconds(now - from).count();
+  from = now;
+}
+
 void run_steps(State& s, int thread, int threads) {
   const Word* program = s.run->program.w;
+  bool timed = s.run->times && thread == 0;
+  Clock::time_point from = Clock::now();
+  int64_t last = -1;
   for (const Word* w = s.run->program.steps();;) {
     switch (op_of(*w)) {
       case OP_END: return;
       case OP_BARRIER:
-        if (threads > 1) s.run->barrier.wait(threads);
+        if (threads > 1) {
+          s.run->barrier.wait(threads);
+          if (timed && last >= 0) charge(s, last, from);
+        }
         w += 1;
         break;
       case OP_BRANCH: w = *s.run->pointers[w[1]] ? w + 3 : program + w[2]; break;
@@ -122,6 +139,8 @@ void run_steps(State& s, int thread, int threads) {
         // An exception may not leave the parallel region, nor keep a thread from its barriers.
         try {
           run_kernel(s, w, thread, threads);
+          last = s.kernel.number();
+          if (timed) charge(s, last, from);
         } catch (const std::bad_alloc&) {
           s.run->out_of_memory = true;
         }
@@ -159,14 +178,15 @@ Scratch& thread_arena() {
 
 }  // namespace
 
-uint64_t run_program(const Word* words, const uintptr_t* pointers, const double* params) {
+uint64_t run_program(const Word* words, const uintptr_t* pointers, const double* params,
+                     int64_t* times) {
   ProgramView program{words};
   char* arena = thread_arena().get(program.arena_bytes() + 64);
   thread_local std::vector<char*> at;
   at.resize(program.buffers());
   for (int b = 0; b < program.buffers(); ++b)
     at[b] = program.in_arena(b) ? arena + program.offset(b) : reinterpret_cast<char*>(pointers[b]);
-  Run run{program, at.data(), params, arena};
+  Run run{program, at.data(), params, arena, times};
   Running running;
   int threads = program.parallel() ? running.share(omp_get_max_threads()) : 1;
   auto work = [&run](int thread, int count) {

@@ -3,7 +3,6 @@
 #include "shape.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace vtc {
 namespace {
@@ -11,6 +10,7 @@ namespace {
 void fill_access(const IrAccess& from, const std::vector<int64_t>& values, const int64_t* size,
                  int dims, Access& to) {
   to.buffer = from.buffer;
+  to.apart = false;
   to.offset = values[from.offset];
   for (size_t d = 0; d < from.strides.size(); ++d) to.stride[d] = values[from.strides[d]];
   to.terms.clear();
@@ -50,6 +50,7 @@ uint32_t pinned_dims(const IrKernel& kernel, const Shape& s) {
     if (i.op == OP_SCAN) pinned |= s.reduced;
     // The last two are the axes of attention's tiles.
     if (i.op == OP_ATTENTION) pinned |= 3u << std::max(s.dims - 2, 0);
+    if (i.op == OP_CONVOLUTION) pinned |= 1u << (s.dims - 1);
   }
   for (const Access& a : s.accesses)
     for (const Access::Mask& m : a.masks)
@@ -61,7 +62,7 @@ bool mergeable(const Shape& s, uint32_t pinned, int outer, int inner) {
   if ((pinned >> outer | pinned >> inner) & 1) return false;
   if (s.is_reduced(outer) != s.is_reduced(inner)) return false;
   for (const Access& a : s.accesses)
-    if (a.stride[outer] != a.stride[inner] * s.size[inner]) return false;
+    if (!a.apart && a.stride[outer] != a.stride[inner] * s.size[inner]) return false;
   return true;
 }
 
@@ -83,6 +84,13 @@ void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shap
   for (size_t a = 0; a < kernel.accesses.size(); ++a)
     fill_access(kernel.accesses[a], values, s.size, dims, s.accesses[a]);
   choose_right(kernel, s);
+  std::copy(s.size, s.size + dims, s.whole);
+  if (kernel.anchor >= 0 && kernel.body[kernel.anchor].op == OP_CONVOLUTION) {
+    const IrInstr& anchor = kernel.body[kernel.anchor];
+    const IrConvolution& c = kernel.convolutions[anchor.constant];
+    if (c.windows.size() > kMaxWindows) throw EncodeError("a convolution has too many windows");
+    for (size_t part = 0; part < c.k.size(); ++part) s.accesses[anchor.access + 2 * part].apart = true;
+  }
   uint32_t pinned = pinned_dims(kernel, s);
   // A scanned or masked dimension of size 1 keeps its place; an iota's coordinate there is 0.
   uint32_t kept = 0;
@@ -103,7 +111,8 @@ void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shap
       // The inner stride stays: the sizes multiply.
       s.size[order[found - 1]] *= s.size[d];
       merged_into[d] = found - 1;
-      for (Access& a : s.accesses) a.stride[d] = 0;
+      for (Access& a : s.accesses)
+        if (!a.apart) a.stride[d] = 0;
       continue;
     }
     merged_into[d] = found;
@@ -117,10 +126,12 @@ void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shap
   }
   for (int d = 0; d < dims; ++d) s.origin[d] = merged_into[d] < 0 ? -1 : found - 1 - merged_into[d];
   for (Access& a : s.accesses) {
-    int64_t stride[kIrDims + 1];
+    if (a.apart) continue;
+    constexpr int kMore = kMaxWindows + 1;
+    int64_t stride[kIrDims + kMore];
     for (int n = 0; n < found; ++n) stride[n] = a.stride[order[n]];
-    stride[found] = a.stride[dims];
-    std::memcpy(a.stride, stride, sizeof(int64_t) * (found + 1));
+    std::copy(a.stride + dims, a.stride + dims + kMore, stride + found);
+    std::copy(stride, stride + found + kMore, a.stride);
     for (Access::Mask& m : a.masks) m.dim = m.dim >= dims ? found : s.origin[m.dim];
   }
   s.dims = found;

@@ -9,11 +9,16 @@
 namespace vtc {
 
 constexpr int kIrDims = 24;
+constexpr int kMaxWindows = 6;
 
 struct Access {
   int buffer;
   int64_t offset;
-  int64_t stride[kIrDims + 1];  // last of an anchor's: at index `dims` of its kernel
+  // An anchor's further ones (of windows, of the contracted dimension) begin at index `dims` of its
+  // kernel.
+  int64_t stride[kIrDims + kMaxWindows + 1];
+  // The left operand of a convolution keeps the strides of the IR's dimensions.
+  bool apart = false;
   struct Term {
     int value;
     int64_t stride, size;
@@ -31,6 +36,7 @@ struct Shape {
   int dims = 0;
   int64_t size[kIrDims];
   uint32_t reduced = 0;
+  int64_t whole[kIrDims];     // sizes of the IR's dimensions
   int64_t place[kIrDims];     // row-major place of a reduced dimension's coordinate
   int origin[kIrDims];        // dimension of the IR -> dimension here, or -1 where its size is 1
   std::vector<Access> accesses;

@@ -7,6 +7,7 @@
 #include <new>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "table.h"
 #include "words.h"
@@ -75,6 +76,7 @@ struct Run {
   char* const* pointers;  // one a buffer, those of the arena filled in
   const double* params;
   char* arena;
+  int64_t* times;  // of each kernel, or null
   Barrier barrier{};
   std::atomic<bool> out_of_memory{false};
   std::atomic<uint64_t> fault{0};  // kernel + 1 (32 bits), buffer (16), term (8) of a bad index
@@ -92,6 +94,7 @@ struct State {
   char* home[256];  // the registers' own memory
   char* reg[256];   // where they are now: a load may leave them in the buffer
   Scratch registers, spare, left, right, panels, attention;
+  std::vector<Segment> segments;
   // The operand that `panels` holds, so that tasks in a row pack it once.
   const char* packed_base;
   int64_t packed_columns;
@@ -178,6 +181,7 @@ void spill(State& s, const Word* w);
 void merge(State& s, const Word* w);
 void matmul(State& s, const Word* w);
 void attention(State& s, const Word* w);
+void convolution(State& s, const Word* w);
 
 // The range of the contracted dimension [0, k) that an access's masks leave.
 std::pair<int64_t, int64_t> contracted_part(const State& s, AccessView access, int64_t k);

@@ -76,6 +76,51 @@ struct Gemm {
                int64_t m, int64_t n, int64_t k);
 };
 
+// Elements a[0 .. k) of each of some rows that are `lda` apart, which meet rows of a panel that are
+// `step` apart.
+struct Segment {
+  const float* a;
+  int64_t lda, k;
+  const float* b;
+  int64_t step;
+};
+
+// What a convolution does to its sums: one value a column of each, or null.
+struct Finish {
+  const float* scale;
+  const float* shift;
+  float low, high;
+};
+
+// One line of outputs of a depthwise convolution: `outputs` points of `channels` channels each.
+struct Stencil {
+  float* d;
+  int64_t ldd;               // between outputs
+  int64_t outputs, channels;
+  const float* const* lines; // input lines that the window reads, at input coordinate 0
+  const float* const* weights;  // of each line: [taps][ldw]
+  int64_t ldw;
+  int count;                 // lines
+  int taps;
+  int64_t ldx;               // between input coordinates
+  int64_t first;             // input coordinate of tap 0 of output 0; may lie outside
+  int64_t step, dilation, extent;
+  Finish finish;
+};
+
+struct Conv {
+  int rows;   // of a block, at most
+  int panel;  // columns of a packed panel
+  // Columns [0, n) of a right operand, `column` elements apart, to panels of [k][panel] padded with
+  // 0; row p is at element offset[p].
+  void (*pack)(float* packed, const char* b, int type, int64_t column, const int64_t* offset,
+               int64_t k, int64_t n);
+  // C[rows, n] = sum of segments times panels, which lie `apart`.
+  void (*block)(float* c, int64_t ldc, const Segment* segments, int64_t count, int rows,
+                int64_t apart, int64_t n, const Finish& finish);
+  void (*stencil)(const Stencil& s);
+};
+
 struct Table {
   const char* name;
   Map map[kOps][kTypes];
@@ -91,6 +136,7 @@ struct Table {
   ArgTile arg[2][kTypes][4];       // argmax, argmin
   Scan scan[kFolds][kTypes];
   Gemm gemm;
+  Conv conv;
 };
 
 // The best table that this processor runs; VTC_ISA in the environment may ask for a lesser one.

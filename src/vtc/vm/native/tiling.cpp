@@ -16,6 +16,8 @@ constexpr int64_t kMinTile = 512;
 constexpr int64_t kRowBytes = 96 << 10;        // a whole row is worth holding in L2 up to here
 constexpr int64_t kRowBlockBytes = 384 << 10;  // of the left operand of a product
 constexpr int64_t kBlockDepth = 1024;          // of k, that a product goes through at a time
+constexpr int64_t kConvolutionColumns = 128;
+constexpr int64_t kConvolutionTile = 6144;     // points
 constexpr int64_t kShortRow = 12;              // a shorter row does not fill a vector
 constexpr int64_t kSplitPoints = 1 << 18;      // from where tasks share a reduction
 constexpr int64_t kFewTasks = 8;
@@ -71,6 +73,7 @@ void reorder(Shape& s, const int* order) {
   }
   to[s.dims] = s.dims;
   for (Access& a : s.accesses) {
+    if (a.apart) continue;
     for (int n = 0; n < s.dims; ++n) stride[n] = a.stride[order[n]];
     std::copy(stride, stride + s.dims, a.stride);
     for (Access::Mask& m : a.masks) m.dim = to[m.dim];
@@ -119,6 +122,41 @@ void tile_product(const IrKernel& kernel, int64_t k, Shape& s, Tiling& t) {
     int64_t most = std::max<int64_t>(14, fits / 14 * 14);
     t.rows = std::min(m, divide_up(divide_up(m, divide_up(m, most)), 14) * 14);
   }
+}
+
+// Whole rows of the output where they are short: a tile's rows are read in runs along the innermost
+// window.
+void tile_convolution(const IrKernel& kernel, Shape& s, Tiling& t) {
+  const IrInstr& anchor = kernel.body[kernel.anchor];
+  const Access& right = s.accesses[anchor.access + 1];
+  int last = static_cast<int>(kernel.sizes.size()) - 1;
+  t.column = s.origin[last];
+  for (int d = s.dims - 1; d >= 0 && t.row < 0; --d)
+    if (d != t.column && right.stride[d] == 0 && s.size[d] > 1) t.row = d;
+  int64_t m = t.row < 0 ? 1 : std::max<int64_t>(s.size[t.row], 1);
+  int64_t n = t.column < 0 ? 1 : std::max<int64_t>(s.size[t.column], 1);
+  int64_t run = m;
+  for (int d = last - 1; d >= 0; --d)
+    if (s.whole[d] > 1 && s.origin[d] == t.row) {
+      run = s.whole[d];
+      break;
+    }
+  if (t.row >= 0) move_last(s, t, t.row);
+  int64_t panels = divide_up(n, kConvolutionColumns);
+  int64_t width = kernel.convolutions[anchor.constant].width;
+  if (!width) width = 32;
+  t.columns = divide_up(divide_up(n, panels), width) * width;
+  if (t.columns > n) t.columns = n;
+  panels = divide_up(n, t.columns);
+  int64_t most = std::max<int64_t>(kConvolutionTile / t.columns, 14);
+  int64_t parts = divide_up(m, most), others = panels;
+  for (int d = 0; d < s.dims; ++d)
+    if (d != t.row && d != t.column) others *= std::max<int64_t>(s.size[d], 1);
+  // Two threads, or four, find equal shares.
+  if (others < 4 && m >= 28) parts = divide_up(parts, 4) * 4;
+  t.rows = divide_up(m, parts);
+  if (run < m && run <= most) t.rows = divide_up(t.rows, run) * run;
+  if (t.rows > m) t.rows = m;
 }
 
 void tile_attention(const IrKernel& kernel, const Shape& s, Tiling& t) {
@@ -199,6 +237,8 @@ void choose_tiles(const IrKernel& kernel, const std::vector<int64_t>& values, Sh
     tile_plain(kernel, s, t);
   } else if (kernel.body[kernel.anchor].op == OP_MATMUL) {
     tile_product(kernel, values[kernel.body[kernel.anchor].constant], s, t);
+  } else if (kernel.body[kernel.anchor].op == OP_CONVOLUTION) {
+    tile_convolution(kernel, s, t);
   } else {
     tile_attention(kernel, s, t);
   }

@@ -5,6 +5,7 @@
 // it is read, so that what it points to is as large as what is read.
 
 #include <algorithm>
+#include <tuple>
 
 #include "table.h"
 #include "validate.h"
@@ -13,6 +14,9 @@ namespace vtc {
 namespace {
 
 using Wide = __int128;
+
+constexpr int kMostDigits = 24, kMostWindows = 6;
+constexpr int64_t kMostTaps = 1 << 16;
 
 struct Use {
   int64_t at;
@@ -110,7 +114,8 @@ class Checker {
     for (at_ = first;;) {
       require(at_ < end, "code without DONE");
       int op = op_of(*at());
-      int64_t length = length_of(*at());
+      require(length_of(*at()) > 0 || at_ + 1 < end, "code without DONE");
+      int64_t length = words_of(at());
       require(length >= 1 && at_ + length <= end, "length of an instruction");
       if (op == OP_DONE) {
         require(length == 1 && at_ + 1 == end, "words behind DONE");
@@ -133,6 +138,7 @@ class Checker {
   int64_t matmul(int64_t length);
   void panels(AccessView a, int kind, int64_t k) const;
   int64_t attention(int64_t length);
+  int64_t convolution(int64_t length);
 
   // The words of the access at `offset` words from the head of the instruction.
   int64_t access(int64_t offset, int64_t length, int strides, bool terms_allowed = true) {
@@ -182,6 +188,8 @@ class Checker {
     }
   }
 
+  void left_inside(ConvolutionView c, PartView p) const;
+
   const ProgramView& p_;
   const KernelView& k_;
   const Table& table_;
@@ -219,6 +227,7 @@ int64_t Checker::instruction(int op, int64_t length) {
   if (op >= OP_REDUCE && op <= OP_MERGE) return fold(op, length);
   if (op == OP_MATMUL) return matmul(length);
   if (op == OP_ATTENTION) return attention(length);
+  if (op == OP_CONVOLUTION) return convolution(length);
   require(op >= kFirstScalar && op < kOps, "no instruction");
   return scalar(op);
 }
@@ -476,6 +485,118 @@ int64_t Checker::attention(int64_t length) {
   }
   write(dst_of(w), kind, kItemsize[type_of(w)]);
   return words;
+}
+
+// Digits divide the coordinate of a dimension completely, so that rows of a tile are runs along the
+// innermost one.
+int64_t Checker::convolution(int64_t length) {
+  Word w = *at();
+  int type = type_of(w), memory = type2_of(w), kind = kind_dst_of(w);
+  require(length_of(w) == 0 && length >= ConvolutionView::kHead, "a convolution is cut short");
+  ConvolutionView c{at()};
+  bool floats = memory == T_F32 || memory == T_BF16 || memory == T_F16;
+  require((type == T_F32 && floats) || (type == T_F64 && memory == T_F64), "types of a convolution");
+  int digits = c.digits(), windows = c.windows(), parts = c.parts();
+  require(digits <= kMostDigits && windows <= kMostWindows, "digits or windows of a convolution");
+  int64_t words = ConvolutionView::kHead + 3 * digits + 5 * windows;
+  require(words <= length, "a convolution is cut short");
+  int64_t below[kMaxDims];
+  std::fill_n(below, kMaxDims, 1);
+  uint32_t seen = 0;
+  for (int i = digits - 1; i >= 0; --i) {
+    require(c.dim(i) < k_.dims() && c.size(i) >= 1 && c.size(i) <= kMostElements, "a digit");
+    int64_t& inner = below[c.dim(i)];
+    require(c.divisor(i) == inner && inner <= kMostElements / c.size(i), "divisor of a digit");
+    inner *= c.size(i);
+    int window = c.window_of(i);
+    require(window < windows, "window of a digit");
+    require(c.dim(i) != k_.column() || (window < 0 && c.divisor(i) == 1 &&
+                                        c.size(i) >= k_.size(c.dim(i))), "columns of a convolution");
+    if (window < 0) continue;
+    require(!(seen >> window & 1), "a window of two digits");
+    seen |= 1u << window;
+  }
+  for (int i = 0; i < digits; ++i)
+    require(below[c.dim(i)] >= k_.size(c.dim(i)), "digits of a dimension");
+  int64_t taps = 1;
+  for (int i = 0; i < windows; ++i) {
+    require(c.taps(i) >= 0 && c.taps(i) <= kMostTaps, "taps of a window");
+    taps *= c.taps(i);
+    require(taps <= kMostTaps, "taps of windows");
+    for (int64_t x : {c.step(i), c.dilation(i), c.pad(i), c.extent(i)})
+      require(x >= -(int64_t{1} << 31) && x <= int64_t{1} << 31, "a window");
+  }
+  int64_t depth = 0;
+  for (int part = 0; part < parts; ++part) {
+    int64_t offset = words + 4 + digits + windows;
+    require(offset <= length, "a convolution is cut short");
+    PartView p{at() + words, digits, windows};
+    require(p.k() >= 0 && p.k() <= int64_t{1} << 24, "contracted size");
+    depth += p.k();
+    require(p.w[1] < static_cast<Word>(p_.buffers()) && p_.type(p.buffer()) == memory,
+            "left operand of a convolution");
+    words = offset + access(offset, length, k_.dims() + windows + 1, false);
+    AccessView right = p.right();
+    require(p_.type(right.buffer()) == memory, "type of an operand");
+    require(k_.row() == kNoDim || right.stride(k_.row()) == 0, "rows of a right operand");
+    require(c.width() == 0 || c.width() <= 1024, "size of a panel");
+    int64_t n[kMaxDims + kMostWindows + 1];
+    coordinates(n, kind);
+    for (int i = 0; i < windows; ++i) n[k_.dims() + i] = c.taps(i);
+    n[k_.dims() + windows] = p.k();
+    int column = k_.column();
+    if (c.width() && column != kNoDim) {
+      // The stride of the column leads from panel to panel, which a tile starts with.
+      require(k_.span(column) % c.width() == 0 || k_.span(column) >= k_.size(column),
+              "columns of panels");
+      for (const Loop& l : active_) require(l.dim != column, "a loop over columns in panels");
+      n[column] = (std::max<int64_t>(n[column], 1) + c.width() - 1) / c.width();
+    }
+    inside(right, n, k_.dims() + windows + 1, std::max<int64_t>(c.width(), 1) - 1);
+    left_inside(c, p);
+  }
+  require(depth * std::max<int64_t>(taps, 1) <= int64_t{1} << 26, "size of a convolution");
+  require(std::max(rows(), columns()) <= (int64_t{1} << 31) / std::max<int64_t>(depth * taps, 1),
+          "size of a convolution's tile");
+  for (auto [there, number, own] : {std::tuple{c.scaled(), a_of(w), kind_a_of(w)},
+                                    std::tuple{c.shifted(), b_of(w), kind_b_of(w)}}) {
+    if (!there) continue;
+    require(own == kColumnBit, "kinds of a convolution");
+    read(number, own, kItemsize[type]);
+  }
+  require(kind == ((k_.row() == kNoDim ? 0 : kRowBit) | (k_.column() == kNoDim ? 0 : kColumnBit)),
+          "kind of a convolution");
+  write(dst_of(w), kind, kItemsize[type]);
+  return words;
+}
+
+// Every address of a left operand that a window does not leave out is inside its buffer.
+void Checker::left_inside(ConvolutionView c, PartView p) const {
+  if (dead()) return;
+  for (int d = 0; d < k_.dims(); ++d)
+    if (k_.size(d) == 0) return;
+  Wide low = p.offset(), high = p.offset();
+  auto span = [&](int64_t stride, int64_t count) {
+    Wide reach = Wide{stride} * (count - 1);
+    low += std::min<Wide>(reach, 0);
+    high += std::max<Wide>(reach, 0);
+  };
+  bool none = p.k() == 0;
+  for (int i = 0; i < c.digits(); ++i) {
+    if (c.window_of(i) >= 0) {
+      require(p.digit_stride(i) == 0, "a stride of a window's digit");
+    } else {
+      // A digit of a dimension that tiles do not reach stays below its size.
+      span(p.digit_stride(i), c.divisor(i) == 1 && c.size(i) > k_.size(c.dim(i))
+                                  ? k_.size(c.dim(i)) : c.size(i));
+    }
+  }
+  for (int i = 0; i < c.windows(); ++i) {
+    none |= c.extent(i) <= 0 || c.taps(i) == 0;
+    span(p.window_stride(i), std::max<int64_t>(c.extent(i), 1));
+  }
+  span(p.k_stride(), std::max<int64_t>(p.k(), 1));
+  require(none || (low >= 0 && high < p_.extent(p.buffer())), "an address outside of its buffer");
 }
 
 }  // namespace

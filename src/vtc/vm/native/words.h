@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "isa.h"
 
@@ -21,6 +22,17 @@ inline int kind_a_of(Word w) { return w >> kKindAShift & kKindAMask; }
 inline int kind_b_of(Word w) { return w >> kKindBShift & kKindBMask; }
 inline int kind_c_of(Word w) { return w >> kKindCShift & kKindCMask; }
 inline int length_of(Word w) { return w >> kLengthShift & kLengthMask; }
+
+inline double real(Word w) {
+  double x;
+  std::memcpy(&x, &w, 8);
+  return x;
+}
+
+inline int64_t words_of(const Word* w) {
+  int length = length_of(*w);
+  return length ? length : static_cast<int64_t>(w[1]);
+}
 
 constexpr int kRowBit = 1;
 constexpr int kColumnBit = 2;
@@ -49,6 +61,48 @@ struct TermView {
   bool checked() const { return w[0] >> 24 & 0xff; }
   int64_t stride() const { return static_cast<int64_t>(w[1]); }
   int64_t size() const { return static_cast<int64_t>(w[2]); }
+};
+
+// A CONVOLUTION, given its head word.
+struct ConvolutionView {
+  static constexpr int kHead = 6;
+  const Word* w;
+
+  int digits() const { return w[2] & 0xffff; }
+  int windows() const { return w[2] >> 16 & 0xffff; }
+  int parts() const { return w[2] >> 32 & 0xffff; }
+  int64_t width() const { return static_cast<int64_t>(w[2] >> 48); }
+  bool scaled() const { return w[3] & 1; }
+  bool shifted() const { return w[3] & 2; }
+  double low() const { return real(w[4]); }
+  double high() const { return real(w[5]); }
+  const Word* digit(int i) const { return w + kHead + 3 * i; }
+  int dim(int i) const { return digit(i)[0] & 0xff; }
+  int window_of(int i) const { return static_cast<int>(digit(i)[0] >> 8 & 0xff) - 1; }
+  int64_t divisor(int i) const { return static_cast<int64_t>(digit(i)[1]); }
+  int64_t size(int i) const { return static_cast<int64_t>(digit(i)[2]); }
+  const Word* window(int i) const { return w + kHead + 3 * digits() + 5 * i; }
+  int64_t taps(int i) const { return static_cast<int64_t>(window(i)[0]); }
+  int64_t step(int i) const { return static_cast<int64_t>(window(i)[1]); }
+  int64_t dilation(int i) const { return static_cast<int64_t>(window(i)[2]); }
+  int64_t pad(int i) const { return static_cast<int64_t>(window(i)[3]); }
+  int64_t extent(int i) const { return static_cast<int64_t>(window(i)[4]); }
+  const Word* first_part() const { return window(windows()); }
+};
+
+// A part of a CONVOLUTION with `digits` digits and `windows` windows.
+struct PartView {
+  const Word* w;
+  int digits, windows;
+
+  int64_t k() const { return static_cast<int64_t>(w[0]); }
+  int buffer() const { return static_cast<int>(w[1]); }
+  int64_t offset() const { return static_cast<int64_t>(w[2]); }
+  int64_t digit_stride(int i) const { return static_cast<int64_t>(w[3 + i]); }
+  int64_t window_stride(int i) const { return static_cast<int64_t>(w[3 + digits + i]); }
+  int64_t k_stride() const { return static_cast<int64_t>(w[3 + digits + windows]); }
+  AccessView right() const { return {w + 4 + digits + windows}; }
+  PartView next() const { return {right().w + right().words(), digits, windows}; }
 };
 
 struct KernelView {

@@ -104,8 +104,71 @@ void KernelWriter::put_access(const Access& a, int strides, const int* terms) {
   }
 }
 
+// The left operand is read at digits of the kernel's coordinates: the IR's dimensions, merged where
+// every part's strides and the windows allow it.
+void KernelWriter::put_convolution(const Draft& d) {
+  const IrInstr& i = *d.ir;
+  const IrConvolution& c = k_->convolutions[i.constant];
+  int dims = static_cast<int>(k_->sizes.size()), windows = static_cast<int>(c.windows.size());
+  size_t parts = c.k.size();
+  auto left = [&](size_t part) -> const Access& { return s_->accesses[i.access + 2 * part]; };
+  struct Digit {
+    int ir, dim, window;
+    int64_t divisor, size;
+  };
+  std::vector<Digit> digits;  // from the innermost
+  int64_t inner[kIrDims];     // sizes of the dimensions inside of a merged one
+  std::fill_n(inner, s_->dims, 1);
+  for (int ir = dims - 1; ir >= 0; --ir) {
+    if (s_->whole[ir] == 1 || s_->origin[ir] < 0) continue;
+    bool still = s_->origin[ir] == t_->column;
+    for (size_t p = 0; p < parts; ++p) still &= left(p).stride[ir] == 0;
+    if (still) continue;
+    int window = 0;
+    for (int w = 0; w < windows; ++w)
+      if (c.windows[w].dim == ir) window = w + 1;
+    int64_t& divisor = inner[s_->origin[ir]];
+    bool joins = false;
+    for (Digit& before : digits) {
+      if (before.dim != s_->origin[ir] || before.divisor * before.size != divisor) continue;
+      joins = window == 0 && before.window == 0;
+      for (size_t p = 0; p < parts && joins; ++p)
+        joins = left(p).stride[ir] == left(p).stride[before.ir] * before.size;
+      if (joins) before.size *= s_->whole[ir];
+      break;
+    }
+    if (!joins) digits.push_back({ir, s_->origin[ir], window, divisor, s_->whole[ir]});
+    divisor *= s_->whole[ir];
+  }
+  std::reverse(digits.begin(), digits.end());
+  out_.push_back(0);
+  out_.push_back(digits.size() | static_cast<Word>(windows) << 16 |
+                 static_cast<Word>(parts) << 32 | static_cast<Word>(c.width) << 48);
+  out_.push_back((d.a >= 0 ? 1 : 0) | (d.b >= 0 ? 2 : 0));
+  out_.push_back(std::bit_cast<Word>(d.low));
+  out_.push_back(std::bit_cast<Word>(d.high));
+  for (const Digit& digit : digits) {
+    out_.push_back(static_cast<Word>(digit.dim) | static_cast<Word>(digit.window) << 8);
+    out_.push_back(static_cast<Word>(digit.divisor));
+    out_.push_back(static_cast<Word>(digit.size));
+  }
+  for (const IrWindow& w : c.windows)
+    for (int x : {w.taps, w.stride, w.dilation, w.pad, w.extent})
+      out_.push_back(static_cast<Word>(values_[x]));
+  for (size_t p = 0; p < parts; ++p) {
+    const Access& a = left(p);
+    out_.push_back(static_cast<Word>(std::max<int64_t>(values_[c.k[p]], 0)));
+    out_.push_back(static_cast<Word>(a.buffer));
+    out_.push_back(static_cast<Word>(a.offset));
+    for (const Digit& digit : digits) out_.push_back(static_cast<Word>(a.stride[digit.ir]));
+    for (int w = 0; w <= windows; ++w) out_.push_back(static_cast<Word>(a.stride[dims + w]));
+    put_access(s_->accesses[i.access + 2 * p + 1], s_->dims + windows + 1, nullptr);
+  }
+}
+
 void KernelWriter::put_anchor(const Draft& d) {
   const IrInstr& i = *d.ir;
+  if (i.op == OP_CONVOLUTION) return put_convolution(d);
   int count = 2;
   if (i.op == OP_MATMUL) {
     out_.push_back(static_cast<Word>(std::max<int64_t>(values_[i.constant], 0)));
@@ -136,7 +199,7 @@ void KernelWriter::put_anchor(const Draft& d) {
 
 void KernelWriter::put(const Draft& d, int64_t loop) {
   size_t start = out_.size();
-  int type2 = d.op == OP_MATMUL ? d.ir->memory : d.type2;
+  int type2 = d.op == OP_MATMUL || d.op == OP_CONVOLUTION ? d.ir->memory : d.type2;
   Word head = instruction(d.op, d.type, type2, 0);
   auto field = [&](int v, int shift, int kind_shift) {
     if (v < 0) return;
@@ -162,12 +225,16 @@ void KernelWriter::put(const Draft& d, int64_t loop) {
     }
     out_.push_back(head);
     for (int w = 0; w < d.words; ++w) out_.push_back(static_cast<Word>(d.word[w]));
-    if (d.op == OP_MATMUL || d.op == OP_ATTENTION) put_anchor(d);
+    if (is_anchor(d.op)) put_anchor(d);
     if (d.access) put_access(*d.access, s_->dims, d.terms.data());
     bool places = (d.op == OP_REDUCE || d.op == OP_ACCUM) && has_places(d.word[0]);
     for (int n = 0; places && n < s_->dims; ++n) out_.push_back(static_cast<Word>(s_->place[n]));
   }
   size_t length = out_.size() - start;
+  if (d.op == OP_CONVOLUTION) {
+    out_[start + 1] = length;
+    return;
+  }
   if (length > 255) throw EncodeError("an instruction is too long");
   out_[start] |= static_cast<Word>(length) << kLengthShift;
 }

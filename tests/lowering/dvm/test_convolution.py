@@ -1,0 +1,185 @@
+"""Convolutions and what lies between them as one program."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+from lowering.dvm.evaluated import Compiled
+from vtc.lowering.dvm.plan import ModuleStep
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def check(model: Any, *inputs: Tensor, tolerance: float = 1e-5) -> Compiled:
+    """Compiled once, right for every input, without eager operators."""
+    for name, value in model.named_buffers():
+        if name.endswith("running_mean"):
+            value.normal_()
+        elif name.endswith("running_var"):
+            value.uniform_(0.5, 2)
+    model.eval()
+    compiled = Compiled(model)
+    wide = copy.deepcopy(model).double()
+    for x in inputs:
+        with torch.no_grad():
+            want, plain = wide(x.double()), model(x)
+        got = compiled(x)
+        torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+        assert got.stride() == plain.stride()
+    assert not compiled.eager
+    return compiled
+
+
+def kernels(compiled: Compiled) -> int:
+    """Kernels of a call; what is prepacked is not counted."""
+    steps = [s for plan in compiled.plans for s in plan.steps if isinstance(s, ModuleStep)]
+    return sum(1 for step in steps for _ in step.module.kernels())
+
+
+def images(channels: int, *sizes: tuple[int, int, int]) -> list[Tensor]:
+    return [torch.randn(n, channels, h, w) for n, h, w in sizes]
+
+
+class Unit(nn.Module):
+    """A unit of ShuffleNet-v2 (arXiv:1807.11164, figure 3): half of the channels pass."""
+
+    def __init__(self, channels: int, stride: int = 1) -> None:
+        super().__init__()
+        half = channels // 2
+        inner = half if stride == 1 else channels
+        self.stride = stride
+        self.branch = nn.Sequential(
+            nn.Conv2d(inner, half, 1, bias=False), nn.BatchNorm2d(half), nn.ReLU(),
+            nn.Conv2d(half, half, 3, stride, 1, groups=half, bias=False), nn.BatchNorm2d(half),
+            nn.Conv2d(half, half, 1, bias=False), nn.BatchNorm2d(half), nn.ReLU(),
+        )  # fmt: skip
+        self.other = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, stride, 1, groups=channels, bias=False),
+            nn.BatchNorm2d(channels), nn.Conv2d(channels, half, 1), nn.ReLU(),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept, x = x.chunk(2, dim=1) if self.stride == 1 else (self.other(x), x)
+        whole = torch.cat((kept, self.branch(x)), dim=1)
+        n, c, h, w = whole.shape
+        return whole.view(n, 2, c // 2, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+
+class Bottlenecks(nn.Module):
+    """A C2f block of YOLO: every intermediate result is kept for the last convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        half = channels // 2
+        self.first = nn.Sequential(nn.Conv2d(channels, channels, 1), nn.SiLU())
+        self.inner = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(half, half, 3, padding=1), nn.SiLU()) for _ in range(2)
+        )
+        self.last = nn.Sequential(nn.Conv2d(2 * channels, channels, 1), nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.first(x).chunk(2, 1))
+        for inner in self.inner:
+            parts.append(parts[-1] + inner(parts[-1]))
+        return self.last(torch.cat(parts, 1))
+
+
+def test_shuffles_between_convolutions_move_nothing() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1), Unit(16), Unit(16), Unit(16, 2), nn.Conv2d(16, 12, 1)
+    )
+    compiled = check(model, *images(3, (2, 16, 12), (3, 9, 14)))
+    assert all(plan.copies == 0 for plan in compiled.plans), compiled.text
+
+
+def test_a_concat_of_what_was_split_moves_nothing() -> None:
+    compiled = check(Bottlenecks(16), *images(16, (2, 6, 7), (3, 4, 9)))
+    assert all(plan.copies == 0 for plan in compiled.plans), compiled.text
+
+
+def test_the_epilogue_is_part_of_the_convolution() -> None:
+    model = nn.Sequential(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.Hardswish())
+    compiled = check(model, *images(6, (2, 6, 7)))
+    assert kernels(compiled) == 1, compiled.text
+
+
+def test_a_depthwise_convolution_of_a_concat() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(4, 6, 1)
+            self.second = nn.Conv2d(4, 10, 1)
+            self.last = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.cat([self.first(x), self.second(x)], 1)).relu()
+
+    compiled = check(Model(), *images(4, (2, 6, 7), (3, 5, 5)))
+    assert all(plan.copies == 0 for plan in compiled.plans), compiled.text
+
+
+@pytest.mark.parametrize("options", [
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": (1, 5), "padding": "same", "bias": False},
+    {"kernel_size": 2, "padding": "same", "dilation": 3},
+    {"kernel_size": 3, "groups": 3, "padding": (2, 0)},
+    {"kernel_size": 3, "groups": 6, "dilation": 2},
+    {"kernel_size": 1, "stride": 3},
+], ids=str)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_windows(options: dict[str, Any]) -> None:
+    check(nn.Conv2d(6, 12, **options), *images(6, (2, 9, 10), (3, 11, 8)))
+
+
+def test_one_and_three_dimensions_and_no_batch() -> None:
+    check(nn.Conv1d(3, 5, 3, 2, 1), torch.randn(2, 3, 9), torch.randn(4, 3, 12))
+    torch._dynamo.reset()
+    check(nn.Conv3d(3, 5, 3, 2, 1), torch.randn(2, 3, 5, 6, 7))
+    torch._dynamo.reset()
+    check(nn.Conv2d(3, 5, 3, 2, 1), torch.randn(3, 9, 7))
+
+
+def test_images_that_lie_channels_last() -> None:
+    (x,) = images(3, (2, 9, 8))
+    check(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()), x.to(memory_format=torch.channels_last))
+
+
+def test_a_weight_that_is_an_argument() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return conv2d(x.relu(), w, padding=1).relu().mean((2, 3))
+
+    compiled = Compiled(f)
+    for n in (11, 2):
+        x, w = torch.randn(n, 3, 8, 8), torch.randn(4, 3, 3, 3)
+        torch.testing.assert_close(compiled(x, w), f(x, w), rtol=1e-4, atol=1e-5)
+    assert not compiled.eager
+
+
+def test_an_output_between_convolutions_has_eager_strides() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            held = self.first(x).relu()
+            return held, self.second(held)
+
+    model = Model()
+    compiled = Compiled(model)
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        want = model(x)
+    for a, b in zip(compiled(x), want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        assert a.stride() == b.stride()
