@@ -7,6 +7,7 @@ The function that does it is written out as text once a plan (`Program.source`).
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -85,7 +86,9 @@ class Program:
             for k, step in enumerate(plan.steps)
             if isinstance(step, ModuleStep)
         }
-        self.operands = [Operand(own, make, self._count_pack) for own in plan.prepacked]
+        # Operands of one form share a module, which is encoded once.
+        encode = functools.cache(lambda module: make(module).encode(()))
+        self.operands = [Operand(own, encode, self._count_pack) for own in plan.prepacked]
         self.lock = threading.Lock()
         counters.captures += 1
         self.source, names = _Writer(plan).text()

@@ -60,10 +60,15 @@ class Exported:
         trace = self.trace
         if trace.constants:
             trace.check_constants(args, kwargs)
-        if trace.weights_replaced(self.model, args, kwargs):
-            self.trace = trace = _trace(self, args, kwargs)
+        trace = self.current(args, kwargs)
         with torch.no_grad():
             return trace.function(*args, **kwargs)
+
+    def current(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Trace:
+        """The trace, made again if a frozen weight is another tensor now."""
+        if self.trace.weights_replaced(self.model, args, kwargs):
+            self.trace = _trace(self, args, kwargs)
+        return self.trace
 
     def live_weights(self) -> dict[int, torch.Tensor]:
         """The graph's inputs that are the model's own tensors, by their number."""

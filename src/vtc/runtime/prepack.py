@@ -30,10 +30,6 @@ class Encoded(Protocol):
     def run(self, pointers: Sequence[int], params: Sequence[float]) -> None: ...
 
 
-class Machine(Protocol):
-    def encode(self, sizes: Sequence[int]) -> Encoded: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Copy:
     """One prepacked operand as of some versions of its weights.
@@ -68,11 +64,10 @@ class Operand:
     """One prepacked operand, for each set of weights that it is asked for."""
 
     def __init__(
-        self, own: Prepacked, make: Callable[[Module], Machine], computing: Callable[[], None]
+        self, own: Prepacked, encode: Callable[[Module], Encoded], computing: Callable[[], None]
     ) -> None:
         """`computing` is called before the operand is computed."""
-        self.own, self.make, self.computing = own, make, computing
-        self.encoded: Encoded | None = None
+        self.own, self.encode, self.computing = own, encode, computing
         self.copies: OrderedDict[tuple[int, ...], Copy] = OrderedDict()
         self.numbers = tuple(dict.fromkeys(n for n in own.sources if n >= 0))
 
@@ -93,8 +88,6 @@ class Operand:
     def computed(
         self, key: tuple[int, ...], versions: tuple[int, ...], weights: Sequence[torch.Tensor]
     ) -> Copy:
-        if self.encoded is None:
-            self.encoded = self.make(self.own.module).encode(())
         self.computing()
         tensor = torch.empty(self.own.shape, dtype=self.own.dtype.torch_dtype)
         address = dict(zip(self.numbers, key, strict=True))
@@ -102,7 +95,7 @@ class Operand:
             address[n] if n >= 0 else tensor.data_ptr() if buffer.kind == "output" else 0
             for n, buffer in zip(self.own.sources, self.own.module.buffers, strict=True)
         ]
-        self.encoded.run(pointers, ())
+        self.encode(self.own.module).run(pointers, ())
         memory = tuple(w.detach() for w in weights)
         return Copy(versions, tensor, memory, tuple(map(weakref.ref, weights)))
 

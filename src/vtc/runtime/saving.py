@@ -41,12 +41,13 @@ def save(compiled: Any, path: str | os.PathLike[str]) -> None:
     if not isinstance(compiled, Exported):
         name = type(compiled).__name__
         raise SaveError(name, "only what vtc.export(model, args, engine='dvm') gives can be saved")
-    program = compiled.trace.graph.run
+    signature = described(compiled.name, compiled.signature)
+    program = compiled.current(*example_of(compiled.signature)).graph.run
     while isinstance(program, OverlapGuard | WeightWatch):
         program = program.run
     if not isinstance(program, Program):
         raise SaveError(compiled.name, "it does not run on the DVM; export it with engine='dvm'")
-    description, parts = _Saver(compiled, program).describe()
+    description, parts = _Saver(compiled, program).describe(signature)
     artifact.write(Path(path), description, parts)
 
 
@@ -65,7 +66,7 @@ class _Saver:
     def fail(self, reason: str) -> SaveError:
         return SaveError(self.name, reason)
 
-    def describe(self) -> tuple[dict[str, Any], artifact.Parts]:
+    def describe(self, signature: dict[str, Any]) -> tuple[dict[str, Any], artifact.Parts]:
         plan = self.plan
         for name in plan.eager:
             raise self.fail(f"{name} runs as eager PyTorch in it")
@@ -80,7 +81,7 @@ class _Saver:
             "name": self.name,
             "isa": machine.isa_version(),
             "machine": machine.features(),
-            "signature": self.signature(self.exported.signature),
+            "signature": signature,
             "inputs": {str(n): self.input(n) for n in sorted(needed)},
             "spaces": [self.space(n) for n in range(len(plan.spaces))],
             "steps": steps,
@@ -186,25 +187,6 @@ class _Saver:
             return {"value": value}
         raise self.fail(f"a result of it is {type(value).__name__}")
 
-    def signature(self, signature: Signature) -> dict[str, Any]:
-        return {
-            "args": [self.facts(name, f) for name, f in signature.positional],
-            "kwargs": {name: self.facts(name, f) for name, f in signature.keywords.items()},
-            "autocast": [[kind, _name(dtype)] for kind, dtype in signature.autocast],
-        }
-
-    def facts(self, name: str, facts: Expected) -> dict[str, Any]:
-        match facts:
-            case TensorFacts():
-                return {"tensor": [list(facts.shape), list(facts.stride), _name(facts.dtype)]}
-            case ConstantFacts(value=None | bool() | int() | float() | str()):
-                return {"value": facts.value}
-            case SequenceFacts():
-                return {"items": [self.facts(name, f) for f in facts.items]}
-            case MappingFacts() if all(isinstance(k, str) for k in facts.items):
-                return {"mapping": {k: self.facts(name, f) for k, f in facts.items.items()}}
-        raise self.fail(f"argument {name} is no tensor, number, text, list or dictionary of these")
-
     def result(self) -> Any:
         """How a call's result is put together of the graph's outputs: the exported function is run
         on a graph that gives marked tensors."""
@@ -228,6 +210,29 @@ class _Saver:
             raise self.fail(f"its result holds a {type(value).__name__} that is no output")
 
         return tree(made)
+
+
+def described(model: str, signature: Signature) -> dict[str, Any]:
+    """A signature as the file has it. Raises SaveError for arguments of other kinds."""
+
+    def facts(name: str, own: Expected) -> dict[str, Any]:
+        match own:
+            case TensorFacts():
+                return {"tensor": [list(own.shape), list(own.stride), _name(own.dtype)]}
+            case ConstantFacts(value=None | bool() | int() | float() | str()):
+                return {"value": own.value}
+            case SequenceFacts():
+                return {"items": [facts(name, f) for f in own.items]}
+            case MappingFacts() if all(isinstance(k, str) for k in own.items):
+                return {"mapping": {k: facts(name, f) for k, f in own.items.items()}}
+        kinds = "a tensor, number, text, list or dictionary of these"
+        raise SaveError(model, f"argument {name} is not {kinds}")
+
+    return {
+        "args": [facts(name, own) for name, own in signature.positional],
+        "kwargs": {name: facts(name, own) for name, own in signature.keywords.items()},
+        "autocast": [[kind, _name(dtype)] for kind, dtype in signature.autocast],
+    }
 
 
 def updated_inputs(plan: Plan) -> set[int]:

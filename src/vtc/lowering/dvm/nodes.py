@@ -175,7 +175,7 @@ class Graph:
         operands: tuple[Node, ...] = (),
         constant: Any = None,
     ) -> Node:
-        key = (op, tuple(shape), dtype, tuple(map(id, operands)), _key(constant))
+        key = (op, tuple(shape), dtype, tuple(map(id, operands)), constant_key(constant))
         found = self.interned.get(key)
         if found is None:
             cost, leaves = _work(op, operands)
@@ -333,7 +333,7 @@ def _is_integer(node: Node) -> bool:
     return node.op == "const" and type(value) is int and abs(value) < 1 << 15
 
 
-def _key(constant: Any) -> Any:
+def constant_key(constant: Any) -> Any:
     """A constant as a key: True, 1 and 1.0 differ, and so do 0.0 and -0.0."""
     if isinstance(constant, bool | int | float):
         return type(constant), repr(constant)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from vtc.graph.program import Program, has_symbol, is_parameter, value_of
 from vtc.index import Affine, Fill, IndexMap, Piece, Size, axes, sizes
@@ -23,6 +24,7 @@ from vtc.lowering.dvm.nodes import (
     Move,
     Node,
     Unsupported,
+    constant_key,
     contiguous,
     inputs_of,
     live_users,
@@ -68,6 +70,7 @@ class Prepacking:
     kept: dict[Node, Prepacked] = field(default_factory=dict)
     panels: dict[Node, tuple[Node, Panel]] = field(default_factory=dict)
     bytes: int = 0
+    modules: dict[Any, ModuleStep | None] = field(default_factory=dict)
     fixed: set[Node] = field(default_factory=set)
     constant: set[Node] = field(default_factory=set)
 
@@ -181,30 +184,53 @@ class Prepacking:
         return True
 
     def prologue(self, node: Node) -> Prepacked | None:
-        """The module that computes one node from weights."""
-        fusion = Fusion(live_users([node]), {node}, {})
-        for weight in _leaves(node):
-            number = self.weights[weight]
-            stride = value_of(self.program.inputs[number]).stride()
-            space = fusion.space(Space("input", weight.dtype, weight.shape, stride, number))
-            fusion.homes[weight] = Home(space, 0, stride)
-            fusion.stored.add(weight)
-        stride = contiguous(node.shape)
-        own = fusion.space(Space("made", node.dtype, node.shape, stride))
-        fusion.homes[node] = Home(own, 0, stride)
-        try:
-            fusion.ensure(node)
-        except Unsupported:
+        """The module that computes one node from weights; one for all that are of one form."""
+        leaves = _leaves(node)
+        strides = [value_of(self.program.inputs[self.weights[w]]).stride() for w in leaves]
+        key = _form(node), tuple(strides)
+        if key not in self.modules:
+            self.modules[key] = _module(node, leaves, strides)
+        step = self.modules[key]
+        if step is None:
             return None
-        steps = assemble(fusion.steps, fusion.spaces, [TensorRef(own)])
-        (step, *more) = steps
-        if more or not isinstance(step, ModuleStep) or step.module.symbols:
-            return None
-        sources = tuple(
-            -1 if s is None or s == own else fusion.spaces[s].number for s in step.spaces
+        numbers = [self.weights[w] for w in leaves]
+        # Spaces are the leaves in order, and then the result.
+        sources = (-1 if s is None or s == len(leaves) else numbers[s] for s in step.spaces)
+        return Prepacked(step.module, tuple(sources), tuple(map(int, node.shape)), node.dtype)
+
+
+def _module(node: Node, leaves: Sequence[Node], strides: Sequence[Any]) -> ModuleStep | None:
+    """The kernels that compute a node from its leaves; None if they are no one module."""
+    fusion = Fusion(live_users([node]), {node}, {})
+    for number, (weight, stride) in enumerate(zip(leaves, strides, strict=True)):
+        space = fusion.space(Space("input", weight.dtype, weight.shape, stride, number))
+        fusion.homes[weight] = Home(space, 0, stride)
+        fusion.stored.add(weight)
+    own = fusion.space(Space("made", node.dtype, node.shape, contiguous(node.shape)))
+    fusion.homes[node] = Home(own, 0, contiguous(node.shape))
+    try:
+        fusion.ensure(node)
+    except Unsupported:
+        return None
+    step, *more = assemble(fusion.steps, fusion.spaces, [TensorRef(own)])
+    if more or not isinstance(step, ModuleStep) or step.module.symbols:
+        return None
+    return step
+
+
+def _form(node: Node) -> tuple[Any, ...]:
+    """What two nodes have in common that are computed alike, if of different weights."""
+    order = {one: number for number, one in enumerate(_inside(node))}
+    return tuple(
+        (
+            one.op,
+            one.shape,
+            one.dtype,
+            None if one.op == "input" else constant_key(one.constant),
+            tuple(order[o] for o in inputs_of(one)),
         )
-        shape = tuple(int(s) for s in node.shape)
-        return Prepacked(step.module, sources, shape, node.dtype)
+        for one in order
+    )
 
 
 def prepack(
