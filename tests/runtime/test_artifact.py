@@ -129,6 +129,9 @@ def test_what_cannot_be_saved_says_why(tmp_path: Path) -> None:
         unlike = vtc.export(lambda x: torch.linalg.inv(x) + 1, (r(4, 4),), engine="dvm")
     with pytest.raises(SaveError, match="eager PyTorch"):
         vtc.save(unlike, tmp_path / "x")
+    odd = vtc.export(lambda x, how: x + how.real, (r(4), 2j), engine="dvm")
+    with pytest.raises(SaveError, match=r"args\[1\]"):
+        vtc.save(odd, tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
 
@@ -138,6 +141,7 @@ def test_weights_are_those_of_the_time_of_saving(tmp_path: Path) -> None:
     with torch.no_grad():
         compiled(x, mask=mask)
         model.first.weight.mul_(3)  # type: ignore[union-attr,operator]
+        model.second = nn.Linear(40, 9)
         expected = model(x, mask=mask)["y"]
     vtc.save(compiled, tmp_path / "x")
     with torch.no_grad():
