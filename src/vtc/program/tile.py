@@ -236,9 +236,10 @@ def with_operands(constant: Any, change: Callable[[Access], Access]) -> Any:
         )
         return replace(constant, parts=parts)
     if isinstance(constant, Contraction | Attention):
-        own = {n: change(a) for n, a in vars(constant).items() if isinstance(a, Access)}
-        changed: Any = replace(constant, **own)
-        return changed
+        own: dict[str, Any] = {
+            n: change(a) for n, a in vars(constant).items() if isinstance(a, Access)
+        }
+        return replace(constant, **own)
     return constant
 
 

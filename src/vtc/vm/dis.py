@@ -227,9 +227,9 @@ class _Listing:
         own = isa.decode_convolution(self.words, at)
         names = {}
         for number, digit in enumerate(own.digits):
-            part = f"d{digit.dim}"
-            part += f"//{digit.divisor}" if digit.divisor != 1 else ""
-            names[number] = f"({part}%{digit.size})"
+            value = f"d{digit.dim}"
+            value += f"//{digit.divisor}" if digit.divisor != 1 else ""
+            names[number] = f"({value}%{digit.size})"
         word = self.words[at]
         text = ["sum"]
         text[0] += f" * r{isa.field(word, 'a')}" if own.scaled else ""

@@ -138,10 +138,7 @@ def _convolution(body: Body, node: Node, index: Index, planned: Planned) -> int:
         if len(runs) > 1:
             raise Cut(column, [(run.start, run.step, run.count) for run in runs])
         runs = [replace(runs[0], count=depth)]
-    held, panel = planned.panels.get(weight, (None, None))
-    # Panels are made for one number of groups; a column a group is laid out without any.
-    packed = held is not None and panel is not None and (panel.width == 1) == (each == 1)
-    packed = packed and (each == 1 or held.shape[0] == spec.groups)
+    panel = _panel(weight, spec.groups, each, planned)
     parts = []
     for run in runs:
         own = affine.add(affine.scale(channel, run.step), affine.constant(run.start))
@@ -149,14 +146,22 @@ def _convolution(body: Body, node: Node, index: Index, planned: Planned) -> int:
         at_right = (index[-1], own, *taps)
         right = (
             _tap_panels(body, weight, at_right, extra, planned)
-            if packed
+            if panel is not None
             else _operand(body, weight, at_right, extra, planned)
         )
         parts.append(Part(run.access, right, run.count))
-    if not packed or each == 1:
-        panel = None
-    made = Convolution(tuple(windows), tuple(parts), x.dtype, panel)
+    made = Convolution(tuple(windows), tuple(parts), x.dtype, None if each == 1 else panel)
     return body.add("convolution", (), node.dtype.compute, constant=made)
+
+
+def _panel(weight: Node, groups: int, each: Size, planned: Planned) -> Panel | None:
+    """How a weight is packed, if it is, for this number of groups, of `each` columns; one of a
+    column is laid out in panels of one."""
+    if weight not in planned.panels:
+        return None
+    held, panel = planned.panels[weight]
+    fits = panel.width == 1 if each == 1 else panel.width > 1 and held.shape[0] == groups
+    return panel if fits else None
 
 
 def _tap_panels(

@@ -21,9 +21,9 @@ from vtc.lowering.dvm.domain import (
     coordinate_number,
     coordinates_of,
 )
-from vtc.lowering.dvm.nodes import ANCHORS, Fold, Graph, Move, Node
+from vtc.lowering.dvm.nodes import Fold, Graph, Move, Node
 from vtc.program.dtypes import DType
-from vtc.program.tile import Access, Bound, Instr, Term, operands, with_operands
+from vtc.program.tile import ANCHORS, Access, Bound, Instr, Term, operands, with_operands
 
 # Lookups of a movement operator are numbered from 0; a value of the body that is an index, from
 # here.

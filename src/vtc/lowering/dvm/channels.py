@@ -95,6 +95,7 @@ class _Search:
 
     def __init__(self, body: Body, extra: tuple[Size, ...], channel: int, planned: Planned) -> None:
         self.body, self.extra, self.channel, self.planned = body, extra, channel, planned
+        self.all = (*body.bounds, *((0, sizes.sub(size, 1)) for size in extra))
         self.passed: set[Node] = set()
 
     def runs(self, at: _Found) -> list[_Found]:
@@ -145,9 +146,9 @@ class _Search:
         return found
 
     def bounds(self, count: Size) -> affine.Bounds:
-        whole = [*self.body.domain.sizes, *self.extra]
-        whole[self.channel] = count
-        return tuple((0, sizes.sub(size, 1)) for size in whole)
+        """Those of all coordinates, with `count` places in the run."""
+        own = (0, sizes.sub(count, 1))
+        return (*self.all[: self.channel], own, *self.all[self.channel + 1 :])
 
     def within(self, at: _Found, piece: Piece) -> _Found | None:
         """The part of a run that is in the box of a piece; None if that is nothing."""
@@ -171,7 +172,7 @@ class _Search:
                 raise Indirect
             # Between which places of the run the form is in the box.
             first = max(first, -((form.const - low) // step))  # type: ignore[operator]
-            last = min(last, -((form.const - high) // step))  # type: ignore[operator, type-var]
+            last = min(last, -((form.const - high) // step))  # type: ignore[operator]
         if first == 0 and last == at.count:
             return at
         if last <= first:
