@@ -76,7 +76,7 @@ def test_a_changed_weight_is_packed_again(how: str) -> None:
     compiled = vtc.compile(own, engine="dvm")
     agrees(compiled, own)
     packs = counters.packs
-    assert packs == 3  # two panels, and the norm's scale
+    assert packs == 4  # two panels, and the norm's scale and shift
     agrees(compiled, own)
     assert counters.packs == packs
     change(own, how)
