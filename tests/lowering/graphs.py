@@ -347,6 +347,101 @@ def nothing_but_movement() -> Graph:
     return f, (randn(2, 3), randn(3, 4))
 
 
+@graph
+def outputs_that_share_storage() -> Graph:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = x.exp()
+        flat = z.view(-1)
+        return flat, flat.view(1, 2, 6)[..., -1], x.t()[1:2], torch.cat([z[1:], y], 0)
+
+    return f, (randn(3, 4), randn(2, 4))
+
+
+@graph
+def a_view_of_a_result_in_other_strides() -> Graph:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        a, b = x.chunk(2, -1)
+        top = torch.maximum(a, b)
+        return top, torch.cat([-b, a], -1), top.narrow(2, 0, 2)
+
+    return f, (randn(4, 9, 4).transpose(0, 2),)
+
+
+@graph
+def a_copy_of_nothing() -> Graph:
+    return lambda x, y: torch.stack([y, x], 0).clone(), (randn(0), randn(0))
+
+
+@graph
+def views_of_inputs_without_elements() -> Graph:
+    return lambda x: (x[1:1, 2:], x[:0] + 1), (randn(1, 2),)
+
+
+@graph
+def a_view_of_overlapping_arguments() -> Graph:
+    x = randn(7, 3)
+    return lambda a, b: (a.relu(), b.t(), a[1:]), (x, x[1:])
+
+
+# Copies of what lies in its place already.
+
+
+@graph
+def part_of_a_broadcast_stored() -> Graph:
+    def f(x: Tensor) -> Tensor:
+        return torch.select_scatter(x, x[:, 0:2][:, 0], 1, 1)
+
+    return f, (randn(4, 2, 1).expand(4, 2, 9),)
+
+
+@graph
+def a_diagonal_put_back() -> Graph:
+    return lambda x: torch.diagonal_scatter(x, x.diagonal()).amin(0), (randn(4, 8, 32)[:, :, ::2],)
+
+
+@graph
+def an_element_of_a_row_updated() -> Graph:
+    def f(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        row = torch.stack([a, b, a])
+        x[6, 1] = row
+        return row, x[6, 1]
+
+    return f, (randn(8, 3, 3), randn(()), randn(()))
+
+
+@graph
+def an_input_filled_and_updated() -> Graph:
+    def f(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        x.fill_(0)
+        part = x[8:-1]
+        x[8:-1] = y
+        return F.linear(part, w)
+
+    return f, (randn(17), randn(8), randn(4, 8))
+
+
+@graph
+def rows_gathered_and_put_back() -> Graph:
+    def f(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
+        part = x[:, :, i]
+        flat = part.flatten(1, 2)
+        wide, same = F.pad(flat, (2, 2), value=3), flat == flat
+        x.index_put_((j,), part)
+        return wide, same, part
+
+    return f, (randn(3, 2, 2), torch.tensor([-1, 1]), torch.tensor([-1, -3, -2]))
+
+
+@graph
+def results_of_operands_in_other_strides() -> Graph:
+    def f(x: Tensor, i: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        part = x[:, :, i]
+        return part * y, torch.cat([part, y], 2)
+
+    x, y = randn(3, 5, 3).transpose(2, 0), randn(5, 3, 3).transpose(0, 1)
+    return f, (x, torch.tensor([2, -3, 0]), y)
+
+
 # Sizes.
 
 

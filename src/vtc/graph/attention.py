@@ -247,7 +247,9 @@ def rewrite(
         _replace(attention, options, operator)
     graph_module.graph.lint()
     graph_module.recompile()
-    return programs.build(graph_module, program.updates, program.constants, program.aliases)
+    return programs.build(
+        graph_module, program.updates, program.constants, program.aliases, program.storages
+    )
 
 
 def _replace(attention: Attention, options: Mapping[str, Any], operator: Any) -> None:

@@ -8,7 +8,9 @@ on index tensors, from which no map can be read.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,11 +20,13 @@ from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from vtc import errors
 from vtc.graph import program
 from vtc.graph.program import InputView, Program
+from vtc.graph.strides import alike, is_empty, restrided
 from vtc.graph.vmaps import functorch_restored, without_vmap
 
 aten = torch.ops.aten
@@ -53,13 +57,17 @@ def capture(
             traced = make_fx(
                 run, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
             )(*fakes)
-            aliases = updated_aliases(lifted, fakes, updated) if updated else {}
+            with _no_new_sizes(mode):
+                outputs, aliases, storages = returned(lifted, fakes, updated)
+            restride(traced, outputs, storages)
+    except errors.CaptureError:
+        raise
     except Exception as error:
         raise errors.CaptureError(_culprit(error), str(error).split("\n")[0]) from error
     keep_placeholder_meta(lifted, traced)
     traced, literals = lift_attributes(traced)  # what torch.tensor([...]) in the model makes
     updates = tidy(traced, updated)
-    result = program.build(traced, updates, (*constants, *literals), aliases)
+    result = program.build(traced, updates, (*constants, *literals), aliases, storages)
     return explicit_autocast(result) if ambient_autocast(result) else result
 
 
@@ -171,23 +179,103 @@ def _attribute(module: torch.nn.Module, path: str) -> Any:
     return value
 
 
-def updated_aliases(
+def returned(
     graph_module: fx.GraphModule, fakes: Sequence[Any], updated: Sequence[int]
-) -> dict[int, InputView]:
-    """Outputs that eager PyTorch returns as views of an updated input, by output number."""
-    storages = {fakes[i].untyped_storage()._cdata: i for i in updated}
-    outputs = fx.Interpreter(graph_module).run(*fakes)
-    aliases = {}
-    for k, out in enumerate(outputs):
-        if isinstance(out, torch.Tensor) and out.untyped_storage()._cdata in storages:
-            source = storages[out.untyped_storage()._cdata]
-            aliases[k] = InputView(
-                source,
-                tuple(out.shape),
-                tuple(out.stride()),
-                out.storage_offset() - fakes[source].storage_offset(),
-            )
-    return aliases
+) -> tuple[list[Any], dict[int, InputView], dict[int, int]]:
+    """What eager PyTorch returns, as fake values; `Program.aliases` and `Program.storages` of it.
+
+    Raises CaptureError for a view of an updated input that no sizes, strides and offset say.
+    """
+    (node,) = graph_module.graph.find_nodes(op="output")
+    fakes, outputs = _run(graph_module, fakes)
+    inputs = {
+        f.untyped_storage()._cdata: i
+        for i, f in reversed(list(enumerate(fakes)))
+        if isinstance(f, torch.Tensor)
+    }
+    holders = _holders(fakes)
+    made: dict[int, int] = {}
+    aliases: dict[int, InputView] = {}
+    storages: dict[int, int] = {}
+    for k, (out, given) in enumerate(zip(outputs, node.args[0], strict=True)):
+        if not isinstance(out, torch.Tensor):
+            continue
+        storage = out.untyped_storage()._cdata
+        source = inputs.get(storage)
+        storages[k] = made.setdefault(storage, ~k) if source is None else source
+        if source is None or is_empty(out):
+            continue
+        view = InputView(
+            source,
+            tuple(out.shape),
+            tuple(out.stride()),
+            out.storage_offset() - fakes[source].storage_offset(),
+        )
+        numbers = (*view.size, *view.stride, view.offset)
+        if source in updated:
+            if not _alike(out, fakes[source]) or any(map(free_unbacked_symbols, numbers)):
+                reason = "an output is a view of an updated input that depends on data or bits"
+                raise errors.CaptureError(str(given), reason)
+            aliases[k] = view
+        elif (
+            holders[storage] == 1
+            and all(isinstance(n, int) for n in numbers)
+            and _alike(out, fakes[source])
+            and given.op != "placeholder"
+        ):
+            aliases[k] = view
+    return outputs, aliases, storages
+
+
+def _run(graph_module: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+    """Fake inputs and outputs: those of Dynamo's own run, or of one more, which may guard sizes.
+
+    Dynamo's inputs may share storage where `fakes` were parted.
+    """
+    (node,) = graph_module.graph.find_nodes(op="output")
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    nodes = [*inputs, *(out for out in node.args[0] if isinstance(out, fx.Node))]
+    if all("example_value" in n.meta for n in nodes):
+        given = [n.meta["example_value"] for n in inputs]
+        if max(_holders(given).values(), default=1) == 1:
+            return given, fx.map_arg(list(node.args[0]), lambda n: n.meta["example_value"])
+    return fakes, list(fx.Interpreter(graph_module).run(*fakes))
+
+
+def _holders(values: Sequence[Any]) -> Counter[int]:
+    """How many tensors have each storage."""
+    return Counter(v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor))
+
+
+def restride(traced: fx.GraphModule, outputs: Sequence[Any], storages: dict[int, int]) -> None:
+    """Give outputs the strides that eager PyTorch gives them, where those of functional operators
+    differ: an update in place keeps strides."""
+    (end,) = traced.graph.find_nodes(op="output")
+    results = list(end.args[0])
+    for k, (node, out) in enumerate(zip(results, outputs, strict=True)):
+        same = [j for j, storage in storages.items() if storage == ~k]
+        if not same or any(results[j] is not node for j in same):
+            continue  # an input's, or one that others are views of
+        value = node.meta.get("val")
+        if not alike(value, out):
+            made = restrided(node, value, out.stride()) or node
+            for j in same:
+                results[j] = made
+    end.args = (type(end.args[0])(results),)
+    traced.recompile()
+
+
+def _no_new_sizes(mode: FakeTensorMode) -> contextlib.AbstractContextManager[Any]:
+    """Sizes that depend on data are none of the graph's when it runs a second time."""
+    if mode.shape_env is None:
+        return contextlib.nullcontext()
+    return mode.shape_env.ignore_fresh_unbacked_symbols()
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Do both read the elements of a storage as the same values?"""
+    bits = (one.is_conj(), one.is_neg()) == (other.is_conj(), other.is_neg())
+    return bits and one.dtype == other.dtype
 
 
 def keep_placeholder_meta(source: fx.GraphModule, target: fx.GraphModule) -> None:
@@ -207,6 +295,8 @@ def tidy(graph_module: fx.GraphModule, updated: list[int]) -> tuple[tuple[int, f
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     updates = []
     for node in list(graph.nodes):
+        if node.target is aten.unfold_backward.default:  # which forgets what no window holds
+            raise errors.CaptureError(str(node.target), "an update is made through windows")
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
         elif node.target is aten.copy_.default and node.args[0].op == "placeholder":
@@ -271,7 +361,11 @@ def explicit_autocast(captured: Program) -> Program:
         node.kwargs = fx.map_arg(node.kwargs, cast)
     captured.graph_module.recompile()
     return program.build(
-        captured.graph_module, captured.updates, captured.constants, captured.aliases
+        captured.graph_module,
+        captured.updates,
+        captured.constants,
+        captured.aliases,
+        captured.storages,
     )
 
 

@@ -103,7 +103,8 @@ class _Rewrite:
             lambda n: n in kept or n.op in ("placeholder", "output") or n.is_impure()
         )
         module = fx.GraphModule(self.program.graph_module, self.graph)
-        return program.build(module, tuple(updates), self.program.constants, self.program.aliases)
+        own = self.program
+        return program.build(module, tuple(updates), own.constants, own.aliases, own.storages)
 
     def _node(self, node: fx.Node) -> fx.Node:
         """The node of the new graph that computes what `node` of the old one does."""

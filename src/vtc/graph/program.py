@@ -11,6 +11,13 @@ from torch import fx
 
 from vtc.graph.movement import BoundMovement, is_movement_target, movement_of
 
+# Views that read their source's elements as others: no movement.
+_OTHER_VIEWS = {
+    torch.ops.aten.view.dtype,
+    torch.ops.aten.view_as_real.default,
+    torch.ops.aten.view_as_complex.default,
+}
+
 
 @dataclass(frozen=True)
 class InputView:
@@ -31,7 +38,9 @@ class Program:
     updated input with the node whose value the program leaves in it. `constants` holds the live
     tensors of the last `len(constants)` inputs, which the caller does not pass (weights that
     Dynamo kept as attributes because they are to be frozen). `aliases` gives the outputs that eager
-    PyTorch returns as views of an updated input.
+    PyTorch returns as views of an input: of one that is updated, or of known sizes. `storages` says
+    of each output tensor where its storage is: the number of the input that has it, or ~k, where
+    output k is the first with that storage.
     """
 
     graph_module: fx.GraphModule
@@ -40,6 +49,7 @@ class Program:
     outputs: tuple[Any, ...]
     constants: tuple[torch.Tensor, ...] = ()
     aliases: dict[int, InputView] = field(default_factory=dict)
+    storages: dict[int, int] = field(default_factory=dict)
     movements: dict[fx.Node, BoundMovement] = field(default_factory=dict)
 
     @cached_property
@@ -55,6 +65,24 @@ class Program:
         code = str(self.graph_module.graph)
         names = ", ".join(f"{self.inputs[i].name} <- {value.name}" for i, value in self.updates)
         return f"{code}\nupdated inputs: {names or 'none'}"
+
+
+def returned_tensors(program: Program) -> frozenset[fx.Node]:
+    """Tensors that the caller gets, or a view of: they need storage of their own.
+
+    What is a view of an input is made anew from the input.
+    """
+    found: set[fx.Node] = set()
+    for k, out in enumerate(program.outputs):
+        node = None if k in program.aliases else out
+        while isinstance(node, fx.Node):
+            found.add(node)
+            bound = program.movements.get(node)
+            if node.target in _OTHER_VIEWS:
+                node = node.args[0]
+            else:
+                node = bound.sources[0] if bound is not None and bound.movement.view else None
+    return frozenset(found)
 
 
 def value_of(node: fx.Node) -> Any:
@@ -86,6 +114,7 @@ def build(
     updates: tuple[tuple[int, fx.Node], ...],
     constants: tuple[torch.Tensor, ...] = (),
     aliases: dict[int, InputView] | None = None,
+    storages: dict[int, int] | None = None,
 ) -> Program:
     """A Program over `graph_module`, with every movement operator found in the table."""
     graph = graph_module.graph
@@ -104,5 +133,6 @@ def build(
         tuple(output.args[0]),
         constants,
         aliases or {},
+        storages or {},
         movements,
     )

@@ -10,12 +10,12 @@ import torch
 from torch import fx
 
 from vtc.graph.movement import is_registered
-from vtc.graph.program import Program, value_of
+from vtc.graph.program import Program, returned_tensors, value_of
 from vtc.graph.regions import Grouping, Region
 from vtc.index.map import Fill, IndexMap
 from vtc.kernels import libraries
 from vtc.kernels.operators import Kind, kind
-from vtc.virtual.plan import Default, PlanMovement
+from vtc.virtual.plan import Default, PlanMovement, PlanTensor, storage_stride
 from vtc.virtual.strategy import Resolved
 
 aten = torch.ops.aten
@@ -57,20 +57,10 @@ class InductorEngine:
         self.nodes = {n.name: n for n in program.graph_module.graph.nodes}
         self.regions = {r.name: r for r in grouping.regions}
         self.finals = {value: program.inputs[i] for i, value in program.updates}
-        self.returned = self._returned()
+        self.returned = returned_tensors(program)
         self._defaults: dict[str, Default] = {}
+        self._storage: dict[str, tuple[int, ...]] = {}
         self._slots: dict[Resolved, tuple[Slot, ...] | None] = {}
-
-    def _returned(self) -> frozenset[fx.Node]:
-        """Tensors that the caller gets, or a view of: they need storage of their own."""
-        found = set()
-        for out in self.program.outputs:
-            node = out
-            while isinstance(node, fx.Node):
-                found.add(node)
-                bound = self.program.movements.get(node)
-                node = bound.sources[0] if bound is not None and bound.movement.view else None
-        return frozenset(found)
 
     def default(self, movement: PlanMovement) -> Default:
         if movement.name not in self._defaults:
@@ -180,13 +170,29 @@ class InductorEngine:
                 return None
             base = resolved.homes[piece.source].base
             part = resolved.map.restrict(piece.lower, piece.upper)
-            view = part.strided(value_of(self.nodes[base]).stride(), piece.source)
+            view = part.strided(self.storage(base), piece.source)
             if view is None:
                 return None
             shape, stride = tuple(map(int, view.shape)), tuple(map(int, view.stride))
             lower, upper = tuple(map(int, piece.lower)), tuple(map(int, piece.upper))
             slots.append(Slot(lower, upper, base, shape, stride, int(view.offset)))
         return tuple(slots)
+
+    def storage(self, base: str) -> tuple[int, ...]:
+        """Strides of the storage that holds a tensor, whose sizes are known."""
+        if base not in self._storage:
+            node = self.nodes[base]
+            value, returned = value_of(node), node in self.returned
+            tensor = PlanTensor(
+                base,
+                tuple(value.shape),
+                tuple(value.stride()),
+                value.element_size(),
+                "input" if node.op == "placeholder" else "internal",
+                returned,
+            )
+            self._storage[base] = tuple(map(int, storage_stride(tensor)))
+        return self._storage[base]
 
     def stores(self, region: str, tensor: str, map: Resolved) -> bool:
         node = self.nodes[tensor]

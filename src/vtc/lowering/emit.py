@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 
 from vtc.graph.movement import is_movement_target, is_registered
 from vtc.graph.program import is_tensor, value_of
 from vtc.graph.regions import Region
+from vtc.graph.strides import alike, known, restrided
 from vtc.kernels import libraries
 from vtc.kernels.inductor import Slot
 from vtc.kernels.libraries import Grouped
@@ -19,6 +22,17 @@ from vtc.lowering.schedule import Operand, View
 from vtc.lowering.written import writable, write_out
 
 aten = torch.ops.aten
+_VIEWS = {
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.expand.default,
+    aten.as_strided.default,
+    aten.diagonal.default,
+    aten.unfold.default,
+    operator.getitem,
+}
 
 
 class StepGraph:
@@ -89,6 +103,7 @@ class StepGraph:
 
     def finish(self, results: Iterable[fx.Node]) -> tuple[fx.GraphModule, tuple[int, ...]]:
         """The step's module and the numbers of the operands that it stores into."""
+        results = list(results)
         values = [self._result(n) for n in results]
         targets = []
         for operand, value in self.pending:
@@ -97,6 +112,8 @@ class StepGraph:
         self.graph.output(tuple(values))
         self.graph.eliminate_dead_code()
         module = fx.GraphModule({}, self.graph)
+        if self.homes.chosen or any(operand.view is not None for operand in self.operands):
+            _keep_strides(module, results)
         order = list(self.operands)
         return module, tuple(dict.fromkeys(order.index(t) for t in targets))
 
@@ -203,6 +220,44 @@ class StepGraph:
         operands: list[fx.Node] = []
         fx.map_arg((node.args, node.kwargs), operands.append)
         return [self.value(n) for n in operands if is_tensor(n)]
+
+
+def _keep_strides(module: fx.GraphModule, results: Sequence[fx.Node]) -> None:
+    """Give results their own strides, where operands in other strides lead to others."""
+    inputs = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
+    tensors = [v for v in inputs if isinstance(v, FakeTensor)]
+    if not results or not tensors or not all(map(known, tensors)):
+        return
+    (end,) = module.graph.find_nodes(op="output")
+    found: Sequence[Any] = ()
+    for k, node in enumerate(results):
+        if not found:
+            with torch.no_grad(), tensors[0].fake_mode:
+                # Stores go into copies: the operands' fake values are others' too.
+                found = fx.Interpreter(module).run(*map(_apart, inputs))
+        own, value = value_of(node), found[k]
+        if alike(value, own):
+            continue
+        made = end.args[0][k]
+        if made.target not in _VIEWS:
+            _restride(made, value, own.stride())
+            found = ()  # views of it have other strides now
+
+
+def _restride(node: fx.Node, value: torch.Tensor, stride: Sequence[int]) -> None:
+    """Let all that uses the node, its views too, use the same in these strides."""
+    users = list(node.users)
+    last = restrided(node, value, stride)
+    if last is not None:
+        for user in users:
+            user.replace_input_with(node, last)
+        node.graph.owning_module.recompile()
+
+
+def _apart(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def operand_value(operand: Operand, like: fx.Node) -> Any:

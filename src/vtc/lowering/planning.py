@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from torch import fx
 
-from vtc.graph.program import Program, is_parameter, is_tensor, value_of
+from vtc.graph.program import Program, is_parameter, is_tensor, returned_tensors, value_of
 from vtc.graph.regions import Grouping, Region
 from vtc.kernels.operators import flops
 from vtc.virtual.plan import PlanGraph, PlanMovement, PlanRegion, PlanStep, PlanTensor
@@ -19,6 +20,7 @@ def plan_graph(program: Program, grouping: Grouping) -> PlanGraph:
     outputs = [
         o.name for k, o in enumerate(program.outputs) if is_tensor(o) and k not in program.aliases
     ]
+    returned = {n.name for n in returned_tensors(program)}
     tensors = {}
     for i, node in enumerate(program.inputs):
         if is_tensor(node):
@@ -27,12 +29,12 @@ def plan_graph(program: Program, grouping: Grouping) -> PlanGraph:
                 kind = "updated"
             elif i >= first_constant or is_parameter(node):
                 kind = "constant"
-            tensors[node.name] = _tensor(node, kind, node.name in outputs)
+            tensors[node.name] = _tensor(node, kind, outputs, returned)
     steps: list[PlanStep] = []
     for step in grouping.steps:
         if isinstance(step, Region):
             for node in step.writes:
-                tensors[node.name] = _tensor(node, "internal", node.name in outputs)
+                tensors[node.name] = _tensor(node, "internal", outputs, returned)
             steps.append(
                 PlanRegion(
                     step.name,
@@ -43,7 +45,7 @@ def plan_graph(program: Program, grouping: Grouping) -> PlanGraph:
             )
         else:
             bound = program.movements[step]
-            tensors[step.name] = _tensor(step, "internal", step.name in outputs)
+            tensors[step.name] = _tensor(step, "internal", outputs, returned)
             steps.append(
                 PlanMovement(
                     step.name,
@@ -56,9 +58,18 @@ def plan_graph(program: Program, grouping: Grouping) -> PlanGraph:
 
 
 def _tensor(
-    node: fx.Node, kind: Literal["input", "updated", "constant", "internal"], output: bool
+    node: fx.Node,
+    kind: Literal["input", "updated", "constant", "internal"],
+    outputs: Collection[str],
+    returned: Collection[str],
 ) -> PlanTensor:
     value = value_of(node)
     return PlanTensor(
-        node.name, tuple(value.shape), tuple(value.stride()), value.element_size(), kind, output
+        node.name,
+        tuple(value.shape),
+        tuple(value.stride()),
+        value.element_size(),
+        kind,
+        node.name in outputs,
+        node.name in returned,
     )

@@ -10,9 +10,10 @@ Where nothing is stored into a base there is one stage, and the one step is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
+import torch
 from torch import fx
 
 from vtc import errors
@@ -23,8 +24,9 @@ from vtc.index.map import IndexMap
 from vtc.kernels import libraries
 from vtc.kernels.inductor import Slot
 from vtc.lowering.emit import StepGraph
-from vtc.lowering.homes import Homes, Store
+from vtc.lowering.homes import Homes, Store, Unschedulable
 from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, View
+from vtc.lowering.storage import extent_of
 
 
 def schedule(homes: Homes, orders: Iterable[tuple[str, str]] = ()) -> Schedule:
@@ -150,7 +152,10 @@ class _Scheduler:
             # From the last one back: a step says which results of earlier ones it needs.
             library = [self._library(r) for r in reversed(self._regions(stage, True))]
             steps = [*reversed(library), *([generated] if generated else []), *steps]
-        return Schedule(tuple(map(_buffer, self.homes.bases)), tuple(steps), tuple(outputs))
+        buffers = tuple(_buffer(node, self.homes) for node in self.homes.bases)
+        made = Schedule(buffers, tuple(steps), tuple(outputs))
+        _require_runnable(made, self.updates)
+        return made
 
     def _regions(self, stage: int, library: bool) -> list[Region]:
         return [
@@ -263,11 +268,14 @@ class _Scheduler:
         """A stored tensor as a view of its base."""
         slot = self.homes.one_view(node)
         if slot is None:
-            return Operand("buffer", node.name)
+            own = _buffer(node, self.homes)
+            same = own.stride == value_of(node).stride()
+            return Operand("buffer", node.name, None if same else View(own.shape, own.stride, 0))
         operand = self._place(slot)
         base = value_of(self.homes.nodes[slot.base])
-        whole = View(tuple(base.shape), tuple(base.stride()), 0)
-        alike = operand.view == whole and value_of(node).stride() == base.stride()
+        stride = self.homes.engine.storage(slot.base)
+        whole = View(tuple(base.shape), stride, 0)
+        alike = operand.view == whole and value_of(node).stride() == stride
         return Operand(operand.kind, operand.source) if alike else operand
 
     def _in_input(self, node: fx.Node, stage: int) -> bool:
@@ -276,8 +284,7 @@ class _Scheduler:
             node in self.program.movements
             and self.homes.inplace(node)
             and not self.homes.in_arena(node)
-            and node in self.updates.values()
-            and self.ready(node) < stage
+            and any(v is node and self._update_stage(i, v) < stage for i, v in self.updates.items())
         )
 
     def _runs_before(self, node: fx.Node, stage: int, library: bool) -> bool:
@@ -340,6 +347,46 @@ class _Scheduler:
         return Operand("result", out.name)
 
 
-def _buffer(node: fx.Node) -> Buffer:
+def _buffer(node: fx.Node, homes: Homes) -> Buffer:
     value = value_of(node)
-    return Buffer(node.name, tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
+    stride = homes.engine.storage(node.name)
+    return Buffer(node.name, tuple(value.shape), stride, value.dtype, value.device)
+
+
+def _require_runnable(made: Schedule, updated: Collection[int]) -> None:
+    """Raises Unschedulable for steps that no order of memory accesses makes right.
+
+    Planning knows which elements lie in their place already. A residual copy is written whole: it
+    may store what is there, into an input that nothing updates, or beside what its step reads.
+    """
+    buffers = {b.name for b in made.buffers}
+    for out in made.outputs:
+        if isinstance(out, Operand) and out.kind == "buffer" and out.source not in buffers:
+            raise Unschedulable(f"nothing is stored into {out}")
+    for step in made.steps:
+        for k in step.stores:
+            target = step.operands[k]
+            if target.kind == "input" and target.source not in updated:
+                raise Unschedulable(f"{step.name} would store into {target}")
+            for n, other in enumerate(step.operands):
+                shared = (other.kind, other.source) == (target.kind, target.source)
+                if n != k and n not in step.stores and shared and _meet(other.view, target.view):
+                    raise Unschedulable(f"{step.name} would read {other} and store into {target}")
+        for operand in step.operands:
+            if operand.kind == "buffer" and operand.source not in buffers:
+                raise Unschedulable(f"{operand.source} has no storage that {step.name} can read")
+
+
+def _meet(one: View | None, other: View | None) -> bool:
+    """May two views of one storage share an element?"""
+    if one is None or other is None:
+        return True
+    if 0 in one.shape or 0 in other.shape:
+        return False
+    ranges = [(v.offset, v.offset + extent_of(v.shape, v.stride)) for v in (one, other)]
+    (first, end), (second, other_end) = ranges
+    if end <= second or other_end <= first:
+        return False
+    touched = torch.zeros(max(end, other_end), dtype=torch.bool)
+    touched.as_strided(one.shape, one.stride, one.offset).fill_(True)
+    return bool(touched.as_strided(other.shape, other.stride, other.offset).any())

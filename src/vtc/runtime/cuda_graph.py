@@ -3,7 +3,7 @@
 Weights and updated inputs (caches, counters) are used where they are, so that a capture is keyed by
 their addresses: another cache object means another capture. All other tensor arguments are copied
 into static buffers before a replay. Outputs are copied out after it, so that one that is held stays
-valid over the next call; an output that is a view of an updated input stays that view.
+valid over the next call; an output that is a view of an argument is one of the caller's tensor.
 """
 
 from __future__ import annotations
@@ -106,6 +106,11 @@ class _Capture:
             isinstance(o, torch.Tensor) and o.untyped_storage()._cdata in storages
             for o in self.outputs
         ]
+        buffers = {self.arguments[i].untyped_storage()._cdata: i for i in self.copied}
+        self.sources = [
+            buffers.get(o.untyped_storage()._cdata) if isinstance(o, torch.Tensor) else None
+            for o in self.outputs
+        ]
 
     def _capture(self, run: Callable[..., Any]) -> None:
         stream = torch.cuda.Stream()
@@ -122,10 +127,17 @@ class _Capture:
         for i in self.copied:
             self.arguments[i].copy_(args[i], non_blocking=True)
         self.graph.replay()
-        return tuple(
-            o if view or not isinstance(o, torch.Tensor) else o.clone()
-            for o, view in zip(self.outputs, self.views, strict=True)
-        )
+        return tuple(self._output(k, args) for k in range(len(self.outputs)))
+
+    def _output(self, k: int, args: Sequence[Any]) -> Any:
+        out, source = self.outputs[k], self.sources[k]
+        if self.views[k] or not isinstance(out, torch.Tensor):
+            return out
+        if source is None or out.dtype != args[source].dtype:
+            return out.clone()
+        start = out.storage_offset() - self.arguments[source].storage_offset()
+        given = args[source]
+        return given.as_strided(out.shape, out.stride(), given.storage_offset() + start)
 
 
 def capturable(inputs: Sequence[Any]) -> bool:

@@ -33,7 +33,8 @@ class PlanTensor:
 
     kind: "input" and "constant" are read only, "updated" is an input that the program itself
         updates, "internal" is made by a step.
-    output: the program returns it.
+    output: the program returns it. returned: the program returns it or a view of it, so that it
+        needs storage of its own, and what is a view in eager PyTorch stays that view.
     """
 
     name: str
@@ -42,6 +43,7 @@ class PlanTensor:
     itemsize: int
     kind: TensorKind = "internal"
     output: bool = False
+    returned: bool = False
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.stride):
@@ -180,7 +182,8 @@ def storage_stride(tensor: PlanTensor) -> tuple[Size, ...]:
     outputs). Another tensor that is no view any more is dense, its dimensions in the same order.
     """
     shape, stride = tuple(map(as_size, tensor.shape)), tuple(map(as_size, tensor.stride))
-    kept = tensor.kind != "internal" or (tensor.output and 0 not in stride)
+    seen = tensor.output or tensor.returned
+    kept = tensor.kind != "internal" or (seen and 0 not in stride)
     if kept or any(not isinstance(s, int) for s in (*shape, *stride)):
         return stride
     order = sorted(range(len(shape)), key=lambda d: (stride[d], -d))

@@ -149,12 +149,13 @@ def _may_be_virtual(plan: PlanGraph, name: str) -> bool:
     tensor = plan.tensors[name]
     if tensor.kind != "internal":
         return False
-    return not tensor.output or name in plan.finals
+    return not (tensor.output or tensor.returned) or name in plan.finals
 
 
 def _is_alias(plan: PlanGraph, step: PlanMovement, edge: Edge) -> bool:
-    """The edge says that an output is the view that eager PyTorch returns."""
-    return edge.direction == "load" and plan.tensors[edge.tensor].output and step.movement.view
+    """The edge says that an output is the view that eager PyTorch returns, or leads to one."""
+    tensor = plan.tensors[edge.tensor]
+    return edge.direction == "load" and (tensor.output or tensor.returned) and step.movement.view
 
 
 def _edges(step: PlanMovement, lookups: dict[str, int]) -> Iterator[Edge]:

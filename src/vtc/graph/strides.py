@@ -1,0 +1,64 @@
+"""Strides that an element shows, and giving a result the strides that it is to have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Is a size of the tensor known to be 0?"""
+    return any(isinstance(n, int) and n == 0 for n in tensor.shape)
+
+
+def known(tensor: torch.Tensor) -> bool:
+    """Are all sizes and strides numbers? To compare those that are symbols would guard them."""
+    return all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride()))
+
+
+def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Do two tensors of one shape have the same strides, or some that are not known?"""
+    if not (known(one) and known(other)):
+        return True
+    return seen(one.shape, one.stride()) == seen(other.shape, other.stride())
+
+
+def seen(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """The strides that an element shows: sizes of 1 and empty tensors show none."""
+    if 0 in shape:
+        return []
+    return [step for step, size in zip(stride, shape, strict=True) if size != 1]
+
+
+def restrided(node: fx.Node, value: torch.Tensor, stride: Sequence[int]) -> fx.Node | None:
+    """A node behind `node`, whose fake value is `value`, that holds the same in other strides.
+
+        y   becomes   y.permute(order).clone().permute(inverse)
+
+    The sizes are numbers. None where the strides are not those of a dense tensor.
+    """
+    shape = tuple(value.shape)
+    order = sorted(range(len(shape)), key=lambda d: (-stride[d], d))
+    inverse = [order.index(d) for d in range(len(shape))]
+    with value.fake_mode:
+        dense = torch.empty([shape[d] for d in order], device="meta").permute(inverse)
+    if seen(shape, dense.stride()) != seen(shape, stride):
+        return None
+    calls: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = (
+        (aten.permute.default, (order,), {}),
+        (aten.clone.default, (), {"memory_format": torch.contiguous_format}),
+        (aten.permute.default, (inverse,), {}),
+    )
+    for target, args, kwargs in calls:
+        with node.graph.inserting_after(node):
+            made = node.graph.call_function(target, (node, *args), kwargs)
+        with value.fake_mode:
+            value = target(value, *args, **kwargs)
+        made.meta["val"] = value
+        node = made
+    return node
