@@ -26,6 +26,9 @@ from vtc.program.sizes import size_value
 from vtc.runtime.prepack import Operand, Watched
 from vtc.vm import machine
 
+# Where an empty tensor is said to be; nothing is read or written there.
+NOWHERE = torch.empty(64, dtype=torch.uint8)
+
 # Encodings that are kept of one module; the oldest are dropped.
 KEPT = 1024
 
@@ -204,6 +207,13 @@ class _Writer:
             "as_strided": torch.as_strided,
         }
         self.printer = PythonPrinter()
+        # What an eager call gives may itself start inside its storage; what is allocated does not.
+        self.views = {
+            number
+            for step in plan.steps
+            if isinstance(step, EagerStep)
+            for _, number in step.results
+        }
 
     def text(self) -> tuple[str, dict[str, Any]]:
         plan = self.plan
@@ -212,6 +222,9 @@ class _Writer:
         for name, number, (kind, d) in plan.symbols:
             read = {"value": "", "size": f".shape[{d}]", "stride": f".stride({d})"}[kind]
             self.lines.append(f"{name} = a{number}{read}")
+        for number in plan.unwritten:
+            space = plan.spaces[number]
+            self._allocate(number, self._tuple(space.shape), self._tuple(space.stride))
         for k, step in enumerate(plan.steps):
             if isinstance(step, ModuleStep):
                 self._module(k, step)
@@ -233,10 +246,7 @@ class _Writer:
         packed = prepacked(self.plan, step)
         self.lines.append(f"call, {'packed, ' if packed else ''}{targets}= known")
         for number in made:
-            self.names[f"dtype{number}"] = self.plan.spaces[number].dtype.torch_dtype
-            self.lines.append(
-                f"t{number} = empty_strided(shape{number}, stride{number}, dtype=dtype{number})"
-            )
+            self._allocate(number, f"shape{number}", f"stride{number}")
         pointers = ""
         if packed:
             # Held while the call runs, so that the copies stay.
@@ -244,8 +254,7 @@ class _Writer:
             self.lines.append(f"ready = packed(({weights}))")
             pointers = "*ready.pointers, "
         pointers += "".join(
-            "0, " if n is None else f"{self._space(n)}.data_ptr(), "
-            for n in step.spaces[len(packed) :]
+            "0, " if n is None else f"{self._address(n)}, " for n in step.spaces[len(packed) :]
         )
         self.lines.append(f"call(({pointers}), ())")
         updated = "".join(f"{self._space(n)}, " for n in updates(self.plan, step))
@@ -253,6 +262,10 @@ class _Writer:
             # As PyTorch's own in-place operators do: whoever watches the tensor is to know.
             self.names["increment_version"] = torch.autograd.graph.increment_version
             self.lines.append(f"increment_version(({updated}))")
+
+    def _allocate(self, number: int, shape: str, stride: str) -> None:
+        self.names[f"dtype{number}"] = self.plan.spaces[number].dtype.torch_dtype
+        self.lines.append(f"t{number} = empty_strided({shape}, {stride}, dtype=dtype{number})")
 
     def _eager(self, k: int, step: EagerStep) -> None:
         self.names[f"call{k}"] = step.target
@@ -271,6 +284,15 @@ class _Writer:
             self.lines.append(f"if t{number}.stride() != {stride}:")
             self.lines.append(f"    t{number} = restrided(t{number}, {stride})")
             self.names["restrided"] = restrided
+
+    def _address(self, number: int) -> str:
+        """The address of a space. An empty tensor has none, though its strides span elements."""
+        space = self.plan.spaces[number]
+        text = f"{self._space(number)}.data_ptr()"
+        if space.kind != "input" or all(isinstance(s, int) for s in space.shape):
+            return text
+        self.names["nowhere"] = NOWHERE.data_ptr()
+        return f"{text} or nowhere"
 
     def _space(self, number: int) -> str:
         space = self.plan.spaces[number]
@@ -298,7 +320,7 @@ class _Writer:
             return name
         shape, stride, offset = value.view
         start = self._size(offset)
-        if self.plan.spaces[value.space].kind == "input":
+        if self.plan.spaces[value.space].kind == "input" or value.space in self.views:
             start = f"{name}.storage_offset() + {start}"
         return f"as_strided({name}, {self._tuple(shape)}, {self._tuple(stride)}, {start})"
 

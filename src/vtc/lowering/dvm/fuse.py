@@ -24,6 +24,7 @@ from vtc.lowering.dvm.body import Body, Cut, Home, Needs, Split, alive
 from vtc.lowering.dvm.channels import Planned
 from vtc.lowering.dvm.domain import Domain, Index, choose, coordinates_of, pointwise
 from vtc.lowering.dvm.nodes import (
+    PHYSICAL,
     Call,
     Conditional,
     Move,
@@ -49,7 +50,8 @@ DEEPEST = 120
 @dataclass
 class Fusion:
     """Kernels for the nodes that are asked for. `users` are the live uses; `kept` is asked for by
-    the caller; `panels` gives the node that holds a product's right operand packed."""
+    the caller; `panels` gives the node that holds a product's right operand packed;
+    `overwritten` are spaces that scatters write into."""
 
     users: dict[Node, list[Node]]
     kept: set[Node]
@@ -61,6 +63,7 @@ class Fusion:
     steps: list[TileKernel | Branch | EagerStep] = field(default_factory=list)
     calls: set[Call] = field(default_factory=set)
     panels: dict[Node, tuple[Node, Panel]] = field(default_factory=dict)
+    overwritten: set[int] = field(default_factory=set)
     made: int = 0
 
     def __post_init__(self) -> None:
@@ -106,6 +109,8 @@ class Fusion:
 
     def compute(self, root: Node, home: Home) -> None:
         """The kernel that stores `root` at `home`, after those that it needs."""
+        if root.op in PHYSICAL:
+            self.ensure(root)  # no kernel's value: it is copied from where it is
         while root not in self.stored or self.homes[root] != home:
             again = root in self.stored
             order = self.orders(root)
@@ -270,6 +275,8 @@ class Fusion:
             return False
         source = node.operands[piece.source]
         store = move.stores[piece.source]
+        if home.buffer in self.overwritten and not (self.only(node) and self.only(source)):
+            return False  # others would read what is written over it
         alone = sum(p.source == piece.source for p in move.load.pieces) == 1
         free = source not in self.homes and source.op not in ("input", "external", "arm")
         if not alone or not free or store is None or len(store.pieces) != 1:
@@ -287,6 +294,10 @@ class Fusion:
         self.homes[source] = Home(home.buffer, total.const, stride)
         self.ensure(source)
         return True
+
+    def only(self, node: Node) -> bool:
+        """Does just one node use this one, and no caller?"""
+        return len(self.users.get(node, ())) == 1 and node not in self.kept
 
     def copy_box(self, node: Node, piece: Piece, home: Home) -> None:
         """A kernel that copies one piece of a movement operator."""
@@ -324,7 +335,10 @@ class Fusion:
         base, values = node.operands[:2]
         spec: Scatter = node.constant
         home = self.home(node)
-        if node not in self.inplace:
+        self.overwritten.add(home.buffer)
+        if node in self.inplace:
+            self.ensure(base)  # the input, or what was written into it before
+        else:
             self.store_into(base, home)
         for piece in spec.store.pieces:
             while True:
@@ -342,7 +356,7 @@ class Fusion:
     def store_into(self, node: Node, home: Home) -> None:
         """The node's value at `home`, which is another node's."""
         free = node not in self.homes and node.op not in ("input", "external", "arm", "const")
-        if free and len(self.users.get(node, ())) == 1 and node not in self.kept:
+        if free and self.only(node):
             self.homes[node] = home
             self.ensure(node)
             # The place is about to be written over.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -11,7 +12,7 @@ from torch import fx
 
 from vtc import errors
 from vtc.graph.program import InputView, Program, value_of
-from vtc.index import Size, sizes
+from vtc.index import IndexMap, Size, sizes
 from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.modules import assemble
@@ -28,15 +29,21 @@ def lower(program: Program, packing: Packing | None = None) -> Plan:
     packing: how weights are prepacked; None reads them as they lie. Raises CaptureError for what
     the DVM cannot run, which is then the whole graph.
     """
+    symbols = _symbols(program)  # before a decomposition takes one for a number
     own = translate(program)
     try:
-        return _lowered(program, own, packing or Packing(0, 0))
+        return _lowered(program, own, packing or Packing(0, 0), symbols)
     except Unsupported as error:
         raise errors.CaptureError("the graph", str(error)) from error
 
 
-def _lowered(program: Program, own: Translation, packing: Packing) -> Plan:
-    outputs = [own.values[o] if isinstance(o, fx.Node) else o for o in program.outputs]
+def _lowered(
+    program: Program,
+    own: Translation,
+    packing: Packing,
+    symbols: list[tuple[str, int, tuple[str, int]]],
+) -> Plan:
+    outputs = _apart(program, own)
     updates = [(number, own.values[node]) for number, node in program.updates]
     roots = [o.node if isinstance(o, Weak) else o for o in outputs if isinstance(o, Node | Weak)]
     roots += [value for _, value in updates]
@@ -63,7 +70,7 @@ def _lowered(program: Program, own: Translation, packing: Packing) -> Plan:
     ]
     return Plan(
         inputs=len(program.inputs) - len(program.constants),
-        symbols=tuple(_symbols(program)),
+        symbols=tuple(symbols),
         spaces=tuple(fusion.spaces),
         steps=assemble(fusion.steps, fusion.spaces, returned),
         outputs=tuple(returned),
@@ -127,6 +134,24 @@ def _symbols(program: Program) -> list[tuple[str, int, tuple[str, int]]]:
 
 
 # Outputs.
+
+
+def _apart(program: Program, own: Translation) -> list[Any]:
+    """The values that are returned. One that eager PyTorch gives storage of its own, though it is
+    the same node as an input or another output (a sum over one element), is a copy of it."""
+    outputs = [own.values[o] if isinstance(o, fx.Node) else o for o in program.outputs]
+    taken: dict[Node, int] = {}
+    for k, value in enumerate(outputs):
+        base = _base(own, value) if isinstance(value, Node) else None
+        storage = program.storages.get(k)
+        if base is None or storage is None or k in program.aliases:
+            continue
+        made = base.op == "input" and storage < 0
+        if made or taken.setdefault(base, storage) != storage:
+            copied = replace(own.graph.move(IndexMap.identity(value.shape), [value]))
+            own.fakes[copied] = value_of(program.outputs[k])
+            outputs[k] = copied
+    return outputs
 
 
 def _base(own: Translation, output: Any) -> Node | None:

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import sympy
-from torch import fx
 
 from vtc.index import Size, sizes
-from vtc.lowering.dvm.plan import EagerStep, ModuleStep, ScalarRef, Space, TensorRef
+from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Space, references
 from vtc.program.module import Branch, Buffer, BufferKind, Module, Step
 from vtc.program.tile import Access, Instr, TileKernel, operands, with_operands
 
@@ -30,7 +29,7 @@ def assemble(
         else:
             runs.append([step])
     used = [set(_used(run)) for run in runs]
-    wanted = set(_references(outputs))
+    wanted = {r.space for r in references(outputs)}
     made: list[ModuleStep | EagerStep] = []
     for number, run in enumerate(runs):
         if isinstance(run, EagerStep):
@@ -45,7 +44,7 @@ def assemble(
 def _used(run: Run | EagerStep) -> Iterator[int]:
     """The spaces that a run reads or writes."""
     if isinstance(run, EagerStep):
-        yield from _references((run.args, run.kwargs))
+        yield from (r.space for r in references((run.args, run.kwargs)))
         yield from (space for _, space in run.results)
         return
     for step in run:
@@ -56,18 +55,6 @@ def _used(run: Run | EagerStep) -> Iterator[int]:
         else:
             for access in _accesses(step):
                 yield access.buffer
-
-
-def _references(values: Any) -> list[int]:
-    found: list[int] = []
-
-    def collect(value: Any) -> Any:
-        if isinstance(value, TensorRef | ScalarRef):
-            found.append(value.space)
-        return value
-
-    fx.node.map_aggregate(values, collect)
-    return found
 
 
 def _accesses(kernel: TileKernel) -> Iterator[Access]:

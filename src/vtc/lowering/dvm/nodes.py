@@ -201,7 +201,12 @@ class Graph:
         return self.node("cast", x.shape, dtype, (x,), dtype)
 
     def scalar(self, name: str, *operands: Node) -> Node:
-        """A scalar operator on operands of one dtype that broadcast together."""
+        """A scalar operator on operands of one dtype that broadcast together.
+
+        Raises Unsupported for a dtype that the operator does not take.
+        """
+        if operands[-1].dtype.compute not in SCALARS[name].dtypes:
+            raise Unsupported(f"{name} of {operands[-1].dtype}")
         if name in _FOLDED and all(_is_integer(o) for o in operands):
             return self.const(_FOLDED[name](*(o.constant for o in operands)), operands[0].dtype)
         if name in _NEUTRAL and not operands[0].dtype.is_float:

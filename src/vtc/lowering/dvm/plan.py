@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
+from torch import fx
 
 from vtc.index import Size
 from vtc.program.dtypes import DType
@@ -41,6 +43,19 @@ class ScalarRef:
     """The number that a space of one element holds."""
 
     space: int
+
+
+def references(values: Any) -> list[TensorRef | ScalarRef]:
+    """What nested values hold of spaces."""
+    found: list[TensorRef | ScalarRef] = []
+
+    def collect(value: Any) -> Any:
+        if isinstance(value, TensorRef | ScalarRef):
+            found.append(value)
+        return value
+
+    fx.node.map_aggregate(values, collect)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +117,22 @@ class Plan:
     constants: tuple[torch.Tensor, ...] = ()
     splits: frozenset[str] = frozenset()
     prepacked: tuple[Prepacked, ...] = ()
+
+    @cached_property
+    def unwritten(self) -> tuple[int, ...]:
+        """Spaces that are used and that no step writes: they have no elements."""
+        held = [r.space for r in references(self.outputs)]
+        written: set[int] = set()
+        for step in self.steps:
+            if isinstance(step, EagerStep):
+                held += [r.space for r in references((step.args, step.kwargs))]
+                written.update(space for _, space in step.results)
+            else:
+                buffers = zip(step.module.buffers, step.spaces, strict=True)
+                written |= {n for b, n in buffers if b.kind == "output" and n is not None}
+        return tuple(
+            n for n in dict.fromkeys(held) if self.spaces[n].kind == "made" and n not in written
+        )
 
     @property
     def eager(self) -> tuple[str, ...]:

@@ -70,12 +70,16 @@ class Lowering:
     def operand(self, x: Any, dtype: DType) -> Node:
         """A tensor, number or Size as a node that is computed as `dtype`.
 
-        Half precision is computed in f32: a wider operand is not rounded to it first.
+        Half precision is computed in f32: a wider operand is not rounded to it first. An operand of
+        a narrow integer type wraps.
         """
         if isinstance(x, Weak):
             x = x.node
         if isinstance(x, Node):
-            return x if x.dtype is dtype else self.graph.cast(x, dtype.compute)
+            wide = dtype if dtype.is_integer else dtype.compute
+            return x if x.dtype is dtype else self.graph.cast(x, wide)
+        if isinstance(x, int) and dtype.is_integer and not isinstance(x, bool):
+            x = wrapped(x, dtype)
         if isinstance(x, complex) or not (isinstance(x, bool | int | float) or is_size(x)):
             raise Unsupported(f"operand {x!r}")
         return self.graph.const(x, dtype.compute)
@@ -109,6 +113,12 @@ class Lowering:
     def number(self, value: float, like: Node) -> Node:
         """A constant of the node's compute type."""
         return self.graph.const(value, like.dtype.compute)
+
+
+def wrapped(x: int, dtype: DType) -> int:
+    """A number as an integer type holds it."""
+    info = torch.iinfo(dtype.torch_dtype)
+    return (x - info.min) % (info.max - info.min + 1) + info.min
 
 
 def is_size(x: Any) -> bool:

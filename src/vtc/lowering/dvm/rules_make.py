@@ -22,14 +22,23 @@ def _constant(value: Any) -> Callable[..., Node]:
 
 
 rule(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)(_constant(0))
-# What is in a new tensor is anybody's guess.
-rule(
+
+
+@rule(
     aten.empty.memory_format,
     aten.empty_like.default,
     aten.empty_strided.default,
     aten.new_empty.default,
     aten.new_empty_strided.default,
-)(_constant(0))
+)
+def _empty(own: Lowering, *_: Any, **__: Any) -> Node:
+    """What is in a new tensor is anybody's guess, but in deterministic mode, which fills it."""
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    if torch.are_deterministic_algorithms_enabled() and filled:
+        raise Unsupported("a tensor that deterministic mode fills")
+    return _constant(0)(own)
+
+
 rule(aten.ones.default, aten.ones_like.default, aten.new_ones.default)(_constant(1))
 
 

@@ -161,20 +161,20 @@ def _minimum(own: Lowering, a: Any, b: Any) -> Node:
     return own.arith("and" if own.dtype is DType.BOOL else "minimum", a, b)
 
 
-def _without_nan(name: str) -> Callable[..., Node]:
+def _without_nan(name: str, whole: Callable[..., Node]) -> Callable[..., Node]:
     def lower(own: Lowering, a: Any, b: Any) -> Node:
+        if not own.dtype.is_float:
+            return whole(own, a, b)
         left, right = own.operand(a, own.dtype), own.operand(b, own.dtype)
         found = own.op(name, left, right)
-        if not own.dtype.is_float:
-            return found
         found = own.op("select", own.op("isnan", left), right, found)
         return own.tagged(own.op("select", own.op("isnan", right), left, found))
 
     return lower
 
 
-rule(aten.fmax.default)(_without_nan("maximum"))
-rule(aten.fmin.default)(_without_nan("minimum"))
+rule(aten.fmax.default)(_without_nan("maximum", _maximum))
+rule(aten.fmin.default)(_without_nan("minimum", _minimum))
 rule(aten.atan2.default)(lambda own, a, b: own.arith("atan2", a, b))
 
 

@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from vtc import errors
 from vtc.graph.movement import BoundMovement, is_movement_target, movement_of
@@ -82,7 +82,7 @@ _FLOATS: dict[Any, str] = {
 class Translation:
     """What a program computes: `values` of its FX nodes, eager calls in order.
 
-    known: unbacked size symbols whose values are told by inputs or earlier calls. fakes: the fake
+    known: size symbols whose values are told by inputs or earlier calls. fakes: the fake
     tensor of a node that an FX node gives. splits: calls that give sizes.
     """
 
@@ -118,7 +118,7 @@ def translate(program: Program) -> Translation:
             own.values[node], own.fakes[found] = found, value
         else:
             own.values[node] = _plain(value)
-        own.known |= free_unbacked_symbols(value) if _sized(value) else set()
+        own.known |= free_symbols(value) if _sized(value) else set()
     for node in program.nodes:
         found = own.values[node] = _translated(own, node, program.movements, calls=True)
         if isinstance(found, Node):
@@ -326,8 +326,7 @@ def _new_symbols(own: Translation, value: Any) -> list[tuple[str, int | None, in
             continue
         for d, size in places:
             expression = sizes.as_size(size) if isinstance(size, torch.SymInt) else size
-            fresh = isinstance(expression, sympy.Symbol) and expression not in own.known
-            if fresh and free_unbacked_symbols(size):
+            if isinstance(expression, sympy.Symbol) and expression not in own.known:
                 found.append((str(expression), part, d))
     return found
 

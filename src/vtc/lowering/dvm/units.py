@@ -6,7 +6,8 @@ it. The graph then holds for that size only, and its shapes do not say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,13 @@ _EXPANDING = {
     aten.broadcast_to.default,
     aten.baddbmm.default,
     aten.addmm.default,
+    aten.copy.default,
+}
+_INDEXING = {
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
 }
 _POINTWISE = {rules_pointwise.__name__, rules_activation.__name__}
 
@@ -36,6 +44,15 @@ def broadcasts_a_symbol(program: Program) -> bool:
 def _broadcast(node: fx.Node) -> Iterator[torch.SymInt]:
     """The symbolic sizes of operands that are 1 where the node's result has another size."""
     result, target = value_of(node), node.target
+    if target in _INDEXING:
+        indices = [value_of(i).shape for i in node.args[1] if isinstance(i, fx.Node)]
+        for shape, other in itertools.permutations(indices, 2):
+            yield from _units(shape, other)
+    if target is aten.scaled_dot_product_attention.default:
+        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        if isinstance(mask, fx.Node):
+            query, key = (value_of(n).shape for n in node.args[:2])
+            yield from _units(value_of(mask).shape, (*query[:-1], key[-2]))
     behind = 2 if target is aten.matmul.default else 0
     rule = RULES.get(target)
     pointwise = rule is not None and rule.__module__ in _POINTWISE
@@ -44,10 +61,14 @@ def _broadcast(node: fx.Node) -> Iterator[torch.SymInt]:
     for operand in node.all_input_nodes:
         value = value_of(operand)
         if isinstance(value, torch.Tensor):
-            count = min(value.dim(), result.dim())
-            for d in range(-count, -behind):
-                if _is_unit(value.shape[d], result.shape[d]):
-                    yield value.shape[d]
+            yield from _units(value.shape, result.shape, behind)
+
+
+def _units(shape: Sequence[Any], whole: Sequence[Any], behind: int = 0) -> Iterator[torch.SymInt]:
+    """The sizes of `shape` that are symbols and 1 where `whole` is not, but for `behind` last."""
+    for d in range(-min(len(shape), len(whole)), -behind):
+        if _is_unit(shape[d], whole[d]):
+            yield shape[d]
 
 
 def _is_unit(size: Any, whole: Any) -> bool:

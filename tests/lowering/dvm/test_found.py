@@ -1,0 +1,126 @@
+"""Functions that random ones were shrunk to: each was wrong, or not compiled, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from lowering.dvm.evaluated import check
+
+r = torch.randn
+
+
+def test_extremes_of_bools_are_logic() -> None:
+    a, b = (torch.rand(2, 3, 7) > 0.5).unbind(0)
+    check(lambda x, y: (torch.fmax(x, y), torch.fmin(x, y), torch.maximum(x, y)), (a, b))
+
+
+def test_a_number_wraps_to_a_narrow_integer() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        filled = x.masked_fill(x > 3, -1)
+        return filled.sum(0), filled.float(), torch.where(x > 2, x, torch.tensor(300)), x > -1
+
+    check(f, (torch.randint(0, 9, (3, 5), dtype=torch.uint8),))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.cat([x, x], -1),
+        lambda x: F.pad(x.flatten(1), (0, 1)) * 2,
+        lambda x: x.exp()[..., None] + 1,
+    ],
+)
+def test_what_has_no_elements_is_allocated(fn: Callable[..., Any]) -> None:
+    check(fn, (r(0, 3),), dynamic=False)
+
+
+def test_an_empty_argument_may_span_elements() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        z = x.exp()
+        z[2:] = y
+        return z
+
+    check(f, (r(6, 4), r(1, 4).expand(4, 4)), (r(2, 4), r(1, 4).expand(0, 4)), captures=2)
+
+
+def test_a_fold_over_nothing_is_no_alias() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = y.exp()
+        return x.amax(()), y.sum(1), z, z.prod(1), y[:, 0]
+
+    x, y = torch.tensor(0.5), r(3, 1)
+    compiled = check(f, (x, y), dynamic=False)
+    top, summed, z, product, view = compiled(x, y)
+    for own, other in ((top, x), (summed, y), (product, z)):
+        assert own.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+    assert view.data_ptr() == y.data_ptr()
+
+
+def test_numbers_read_from_index_tensors_pick_rows() -> None:
+    def f(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return x[1:, i][j]
+
+    indices = torch.tensor(-2), torch.tensor(1)
+    reads = ("aten.item.default", "aten.select.int")
+    check(f, (r(4, 5, 3), *indices), (r(6, 2, 4), *indices), eager=reads)
+
+
+def test_the_base_of_a_scatter_that_others_read_is_kept() -> None:
+    def f(x: Tensor, y: Tensor, i: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        x[2:3, -2] = row
+        part = x[1:] * 2
+        x.index_copy_(1, i, y)
+        return part, x + 1
+
+    check(f, (r(5, 4), r(5, 2), torch.tensor([2, 0]), r(1)))
+
+
+def test_a_value_that_is_written_over_is_computed_apart() -> None:
+    """`chosen` is what is left in y, and is read after part of y is written over."""
+
+    def f(x: Tensor, y: Tensor, corner: Tensor) -> Tensor:
+        chosen = torch.where(x > 0, x, y)
+        y.copy_(chosen)
+        y[2:, :, -1] = corner
+        return chosen - y
+
+    check(f, (r(4, 3, 5), r(4, 3, 5), r(2, 3)), (r(3, 2, 2), r(3, 2, 2), r(1, 2)), captures=2)
+
+
+def test_an_update_in_place_keeps_strides() -> None:
+    def f(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
+        z = (x + 1).transpose(0, 1) * 2
+        z.index_copy_(0, i, y)
+        return z
+
+    check(f, (r(3, 5), torch.tensor([4, 1]), r(2, 3)), dynamic=False)
+
+
+def test_indices_broadcast_with_a_size_of_one() -> None:
+    def f(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return x[i, j]
+
+    rows, columns = torch.tensor([-2, 0, 1]), torch.tensor([[-1], [0]])
+    check(f, (r(4, 8, 3), rows, columns), (r(7, 2, 5), rows, columns), captures=2)
+
+
+def test_sizes_may_become_known_while_an_operator_is_decomposed() -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=1.5, mode="nearest")
+
+    check(f, (r(3, 13, 2)[:, 1:13:3],))
+
+
+def test_scatters_in_place_follow_each_other() -> None:
+    def f(x: Tensor, i: Tensor, y: Tensor, j: Tensor, z: Tensor) -> None:
+        x[:, i] = y
+        x.index_copy_(0, j, z)
+
+    i, j = torch.tensor([3, 0, -2, 1]), torch.tensor([4, 0, 2])
+    check(f, (r(6, 4), i, r(6, 4), j, r(3, 4)))
