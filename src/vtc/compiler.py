@@ -30,7 +30,7 @@ from vtc.runtime import dvm, dvm_compile
 from vtc.runtime.candidates import Candidates
 from vtc.runtime.exported import Exported, name_of
 from vtc.runtime.rival import Rival, rival
-from vtc.runtime.stock import Unsuitable, fall_back, refuse_gradients, separate
+from vtc.runtime.stock import Unsuitable, fall_back, refuse_gradients, refuse_subclasses, separate
 from vtc.runtime.watch import guarded, watched
 from vtc.virtual.record import GraphReport
 
@@ -227,6 +227,7 @@ def compile_graph(
     started = time.perf_counter()
     try:
         refuse_gradients(graph_module, example_inputs)
+        refuse_subclasses(graph_module, example_inputs)
         program = capture(graph_module, example_inputs)
         inputs, program = separate(graph_module, example_inputs, program)
         capture_s = time.perf_counter() - started

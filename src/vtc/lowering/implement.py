@@ -85,7 +85,7 @@ def inductor(
         torch.no_grad(),
         without_autocast(),
         tracing(TracingContext(mode)),
-        inductor_config.patch(freezing=freeze),
+        inductor_config.patch(freezing=freeze, fallback_random=True),
     ):
         compiled: Implementation = compile_fx(graph_module, list(examples))
     return compiled

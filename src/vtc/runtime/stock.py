@@ -10,12 +10,15 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor.compile_fx import compile_fx
+from torch._subclasses import FakeTensor
 
 from vtc import errors
 from vtc.graph.capture import capture
 from vtc.graph.program import Program, value_of
 from vtc.lowering.settings import Compiled
 from vtc.runtime.calls import apart, overlapping, sharing
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
 
 class Unsuitable(Exception):  # noqa: N818 - a finding about a graph, not an error
@@ -29,8 +32,9 @@ class Unsuitable(Exception):  # noqa: N818 - a finding about a graph, not an err
 def compile_stock(
     graph_module: fx.GraphModule, inputs: Sequence[Any], *, freeze: bool = False
 ) -> Compiled:
-    """What `torch.compile` does with the graph, in the trace that Dynamo has going."""
-    with torch._inductor.config.patch(freezing=freeze):
+    """What `torch.compile` does with the graph, in the trace that Dynamo has going; but random
+    numbers are those of eager PyTorch."""
+    with torch._inductor.config.patch(freezing=freeze, fallback_random=True):
         compiled: Compiled = compile_fx(graph_module, list(inputs))
     return compiled
 
@@ -57,6 +61,15 @@ def refuse_gradients(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Non
     if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
         what = "a graph that records gradients"
         raise Unsuitable(fall_back(graph_module, inputs, what, "vtc compiles inference"))
+
+
+def refuse_subclasses(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Raises Unsuitable for arguments that have operators of their own."""
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and type(value) not in _PLAIN:
+            what = f"a graph with an argument of {type(value).__name__}"
+            _warn(what, "vtc compiles plain tensors", "eager PyTorch")
+            raise Unsuitable(graph_module.forward)
 
 
 def separate(
