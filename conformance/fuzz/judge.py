@@ -1,0 +1,222 @@
+"""Is what a compiled case gives what eager PyTorch gives?
+
+Values with one right answer must be equal bit for bit (but for the sign of a zero and the bits of a
+nan). Others may differ as rounding does: by a share of the largest element, or by some times what
+eager PyTorch itself differs by from float64, or on arguments that are off by one rounding.
+Strides must be eager PyTorch's, and so must be which outputs share storage with which arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Any
+
+import torch
+from cases import Case
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+TIMES = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """Outputs of one call, and the arguments afterwards."""
+
+    outputs: list[Any]
+    arguments: list[Any]
+
+    @staticmethod
+    def of(call: Callable[..., Any], args: list[Any]) -> Run:
+        with torch.no_grad():
+            return Run(list(call(*args)), args)
+
+
+class Judge:
+    """Eager PyTorch's answer to one world of a case, and what may differ from it."""
+
+    def __init__(self, case: Case, world: int = 0, device: str = "cpu") -> None:
+        self.case, self.world, self.device = case, world, device
+        self.want = Run.of(case.function, case.args(world, device))
+        self._slack: list[Run] | None = None
+
+    def fault(self, got: Run, *, stock: bool = False) -> str | None:
+        """What is wrong, or None. Stock TorchInductor returns two views of one value as two tensors
+        where no gradients are recorded; `stock` allows that."""
+        if len(got.outputs) != len(self.want.outputs):
+            return f"{len(got.outputs)} outputs, not {len(self.want.outputs)}"
+        for name, k, ours, theirs in self._pairs(got):
+            if type(ours) is not type(theirs) and not isinstance(theirs, Tensor):
+                return f"{name} is {ours}, not {theirs}"
+            if isinstance(theirs, Tensor):
+                found = _form(ours, theirs)
+                if not found and k >= 0:
+                    found = self._strides(k, ours, theirs)
+                found = found or self._values(name, k, ours, theirs)
+                if found:
+                    return f"{name} {found}"
+        return self._sharing(got, stock)
+
+    def _pairs(self, got: Run) -> list[tuple[str, int, Any, Any]]:
+        made = [
+            (f"output {k} ({name})", k, ours, theirs)
+            for k, (name, ours, theirs) in enumerate(
+                zip(self.case.outputs, got.outputs, self.want.outputs, strict=True)
+            )
+        ]
+        after = zip(self.case.arguments, got.arguments, self.want.arguments, strict=True)
+        made += [
+            (f"{a.name} afterwards", -1 - k, whole(ours), whole(theirs))
+            for k, (a, ours, theirs) in enumerate(after)
+        ]
+        return made
+
+    def _strides(self, k: int, ours: Tensor, theirs: Tensor) -> str | None:
+        """Strides are eager PyTorch's, or those of its shape functions, which differ at times.
+
+        A view of a value that was updated in place may have those of the functional operator. With
+        symbolic sizes the order of strides is that of the first call.
+        """
+        if strides(ours) in (strides(theirs), self._traced[k]):
+            return None
+        others = (o for n, o in enumerate(self.want.outputs) if n != k)
+        viewed = not _dense(theirs) or any(_share(theirs, other) for other in others)
+        if any(s.kind == "norm" for s in self.case.statements):
+            return None  # these kernels choose by what their operand's strides are
+        if self.world or (self.case.updates and (self.case.symbolic or viewed)):
+            return None
+        return f"has strides {ours.stride()}, not {theirs.stride()}"
+
+    @cached_property
+    def _traced(self) -> list[list[int]]:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        args = self.case.args(self.world, self.device)
+        fakes = {id(a): mode.from_tensor(a) if isinstance(a, Tensor) else a for a in args}
+        with mode, torch.no_grad():
+            outputs = self.case.function(*[fakes[id(a)] for a in args])
+        return [strides(o) if isinstance(o, Tensor) else [] for o in outputs]
+
+    def _values(self, name: str, k: int, ours: Tensor, theirs: Tensor) -> str | None:
+        if theirs.numel() == 0 or _equal(ours, theirs):
+            return None
+        own = self.case.outputs[k] if k >= 0 else self.case.arguments[-1 - k].name
+        if own in self.case.exact or not theirs.dtype.is_floating_point:
+            if theirs.dtype in (torch.complex64, torch.complex128):
+                return None if torch.allclose(ours, theirs, 1e-4, 1e-4) else "differs"
+            return f"differs by {_distance(ours, theirs):.3g} where there is one right answer"
+        scale = float(theirs.double().nan_to_num(0, 0, 0).abs().max())
+        limit = max(scale, 1e-3) * TOLERANCE[theirs.dtype]
+        off = _distance(ours, theirs)
+        if off <= limit:
+            return None
+        for run in self._others():
+            values = run.outputs if k >= 0 else [whole(a) for a in run.arguments]
+            other = values[k if k >= 0 else -1 - k]
+            if other.shape == theirs.shape:
+                limit = max(limit, TIMES * _distance(other.to(theirs.dtype), theirs))
+        return None if off <= limit else f"differs by {off:.3g}, more than {limit:.3g}"
+
+    def _others(self) -> list[Run]:
+        """The function in float64, and on arguments that are off by a rounding."""
+        if self._slack is None:
+            self._slack = []
+            for change in (_precise, _nudged, _nudged):
+                args = _changed(self.case.args(self.world, self.device), change)
+                try:
+                    self._slack.append(Run.of(self.case.function, args))
+                except (RuntimeError, IndexError):  # the code asks for a dtype
+                    continue
+        return self._slack
+
+    def _sharing(self, got: Run, stock: bool) -> str | None:
+        names = [f"output {k}" for k in range(len(self.case.outputs))]
+        names += [a.name for a in self.case.arguments]
+        ours, theirs = ([*r.outputs, *r.arguments] for r in (got, self.want))
+        for i, j in combinations(range(len(names)), 2):
+            if i >= len(self.case.outputs):
+                break
+            pair = theirs[i], theirs[j]
+            if not all(isinstance(t, Tensor) and t.numel() for t in pair):
+                continue
+            one, two = _share(ours[i], ours[j]), _share(*pair)
+            # With symbolic sizes PyTorch copies where it does not know that a view will do.
+            apart = self.case.symbolic or (stock and j < len(self.case.outputs))
+            if one != two and not (two and apart):
+                verb = "shares no" if two else "shares"
+                return f"{names[i]} {verb} memory with {names[j]}"
+        return None
+
+
+def whole(value: Any) -> Any:
+    """All of a tensor's storage, so that writes outside of the tensor show."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
+
+
+def _form(ours: Any, theirs: Tensor) -> str | None:
+    if not isinstance(ours, Tensor):
+        return f"is {ours}"
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return f"is {ours.dtype}{list(ours.shape)}, not {theirs.dtype}{list(theirs.shape)}"
+    return None
+
+
+def strides(tensor: Tensor) -> list[int]:
+    """The strides that an element shows."""
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    return [s for s, n in pairs if n > 1] if tensor.numel() else []
+
+
+def _dense(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def _equal(ours: Tensor, theirs: Tensor) -> bool:
+    if torch.equal(ours, theirs):
+        return True
+    same = (ours == theirs) | ((ours != ours) & (theirs != theirs))
+    return bool(same.all())
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference; infinite where one is not finite and the other is not the same."""
+    if theirs.is_complex():
+        ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs)
+    a, b = ours.double(), theirs.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    off = torch.where(same, 0, (a - b).abs())
+    return float(off.nan_to_num(float("inf"), float("inf")).max())
+
+
+def _share(a: Any, b: Any) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return False
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+def _precise(t: Tensor) -> Tensor:
+    return t.double()
+
+
+def _nudged(t: Tensor) -> Tensor:
+    eps = torch.finfo(t.dtype).eps
+    return t.mul_(1 + eps * (torch.rand(t.shape, device=t.device) * 2 - 1))
+
+
+def _changed(args: list[Any], change: Callable[[Tensor], Tensor]) -> list[Any]:
+    """The arguments, all storages of floats changed; tensors that share storage go on to."""
+    made: dict[int, Any] = {}
+    result = []
+    for a in args:
+        if isinstance(a, Tensor) and a.dtype.is_floating_point:
+            key = a.untyped_storage()._cdata
+            if key not in made:
+                made[key] = change(whole(a))
+            a = made[key].as_strided(a.shape, a.stride(), a.storage_offset())
+        result.append(a)
+    return result
