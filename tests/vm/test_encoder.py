@@ -215,3 +215,15 @@ def test_short_reduced_rows_are_folded_down_columns():
     short, long = (names(encoded(made, 1000, n))[1][0] for n in (4, 400))
     assert (short.sizes[short.row], short.sizes[short.column]) == (4, 1000)
     assert (long.sizes[long.row], long.sizes[long.column]) == (1000, 400)
+
+
+def test_tiles_lie_along_the_large_operand_however_many_small_ones_there_are():
+    """Of a fold of rows, three results a row are contiguous down the rows; its operand is not."""
+    kernel = Kernel("rows", (A, B), reduced=(1,))
+    total = kernel.reduce("sum", kernel.load(0, B, 1))
+    for n in range(1, 4):
+        kernel.store(n, total, 1, 0)
+    buffers = [buffer("x", DType.F32, A * B)] + [buffer(f"y{n}", DType.F32, A) for n in range(3)]
+    program = encoded(module(kernel, buffers=buffers, symbols=("a", "b", "c")), 64, 256, 1)
+    (head,) = names(program)[1]
+    assert head.sizes[head.column] == 256

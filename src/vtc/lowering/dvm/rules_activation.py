@@ -44,7 +44,6 @@ def _silu(own: Lowering, x: Node) -> Node:
 @rule(aten.gelu.default)
 def _gelu(own: Lowering, x: Node, *, approximate: str = "none") -> Node:
     x = _float(own, x)
-    half = own.op("mul", own.number(0.5, x), x)
     one = own.number(1, x)
     if approximate == "none":
         curve = own.op("erf", own.op("mul", x, own.number(math.sqrt(0.5), x)))
@@ -52,7 +51,8 @@ def _gelu(own: Lowering, x: Node, *, approximate: str = "none") -> Node:
         cube = own.op("mul", own.op("mul", x, x), x)
         inner = own.op("add", x, own.op("mul", own.number(0.044715, x), cube))
         curve = own.op("tanh", own.op("mul", own.number(math.sqrt(2 / math.pi), x), inner))
-    return own.tagged(own.op("mul", half, own.op("add", one, curve)))
+    half = own.op("mul", own.number(0.5, x), own.op("add", one, curve))
+    return own.tagged(own.op("mul", x, half))
 
 
 def _sixth_ramp(own: Lowering, x: Node) -> Node:

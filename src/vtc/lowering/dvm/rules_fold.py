@@ -214,7 +214,9 @@ def _softmax(own: Lowering, x: Node, dim: int, half_to_float: Any = False, **_: 
     dims = dims_of(dim, len(x.shape))
     shifted = _shifted(own, x, dims)
     top = own.op("exp", shifted)
-    return own.tagged(own.op("div", top, own.graph.reduce("sum", top, dims)))
+    # One division a row: the sum is at least 1, so that its reciprocal is a number.
+    scale = own.op("reciprocal", own.graph.reduce("sum", top, dims))
+    return own.tagged(own.op("mul", top, scale))
 
 
 @rule(aten.log_softmax.int, aten._log_softmax.default)

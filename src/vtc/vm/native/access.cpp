@@ -128,6 +128,13 @@ void move_terms(State& s, AccessView access, const Place& p, const Mover& mover,
 
 }  // namespace
 
+bool stays_in_buffer(const State& s, const Word* w) {
+  int type = type_of(w[0]), kind = kind_dst_of(w[0]);
+  AccessView access{w + 2};
+  if (!access.plain() || type != type2_of(w[0]) || type == T_BOOL || w[1] & 2) return false;
+  return dense(locate(s, access, kind).at, s.rows(kind), s.columns(kind));
+}
+
 void load(State& s, const Word* w) {
   Word head = w[0];
   int kind = kind_dst_of(head), dst = dst_of(head), type = type_of(head), memory = type2_of(head);

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "encode.h"
+#include "pages.h"
 #include "run.h"
 #include "table.h"
 #include "validate.h"
@@ -49,6 +50,10 @@ uint64_t run(const Program& program, const std::vector<uintptr_t>& pointers,
              const std::vector<double>& params) {
   check(program, pointers, params);
   nb::gil_scoped_release release;
+  vtc::ProgramView view{program.words.data()};
+  for (int b : program.fresh)
+    vtc::want_huge_pages(reinterpret_cast<void*>(pointers[b]),
+                         program.extents[b] * vtc::kItemsize[view.type(b)]);
   return vtc::run_program(program.words.data(), pointers.data(), params.data());
 }
 

@@ -52,6 +52,7 @@ void KernelWriter::analyse() {
   if (t_->column >= 0 && s_->is_reduced(t_->column)) folded |= kColumnBit;
   phases_ = 0;
   int64_t bytes = 0;
+  bool fresh = false;
   for (size_t v = 0; v < n; ++v) {
     const IrInstr& i = k_->body[v];
     bool alone = true;
@@ -70,6 +71,7 @@ void KernelWriter::analyse() {
       alone &= !moves_along(access, s_->reduced);
       kind_[v] |= kind_of(access);
       if (i.op == OP_STORE) stored_buffer_[access.buffer] = 1;
+      fresh |= i.op == OP_STORE && module_.buffers[access.buffer].kind == 1;
       if (kind_[v] == full) bytes += t_->points * kItemsize[module_.buffers[access.buffer].type];
     } else if (i.op == OP_IOTA) {
       int d = s_->origin[i.constant];
@@ -89,11 +91,23 @@ void KernelWriter::analyse() {
     reduced_[v] = alone;
     phases_ = std::max(phases_, phase_[v]);
   }
-  stream_ = bytes > kStreamBytes;
+  // The lines of a fresh output are in the caches, where the system has just cleared them.
+  stream_ = bytes > kStreamBytes && !fresh;
   bound_store_.assign(n, -1);
   for (size_t v = 0; v < n; ++v)
     if (k_->body[v].op == OP_STORE && may_bind(static_cast<int>(v)))
       bound_store_[k_->body[v].args[0]] = static_cast<int>(v);
+}
+
+// Do all readers of a value come before its store, which lets go of the buffer that it is in?
+bool KernelWriter::read_before(int value, int store) const {
+  if (t_->loop_count || t_->split >= 0) return false;
+  int type = k_->body[value].type;
+  if (type != T_F32 && type != T_F64) return false;  // integers may be terms of accesses
+  for (size_t v = store + 1; v < k_->body.size(); ++v)
+    for (int a : k_->body[v].args)
+      if (a == value) return false;
+  return true;
 }
 
 // May the value that this store writes be computed in place?
@@ -103,7 +117,8 @@ bool KernelWriter::may_bind(int v) const {
   int value = i.args[0];
   const IrInstr& made = k_->body[value];
   int type = module_.buffers[a.buffer].type;
-  if (stream_ || !a.terms.empty() || !a.masks.empty() || k_->uses[value] != 1) return false;
+  if (stream_ || !a.terms.empty() || !a.masks.empty()) return false;
+  if (k_->uses[value] != 1 && (made.op < kFirstScalar || !read_before(value, v))) return false;
   bool writes = made.op >= kFirstScalar || made.op == OP_CONVOLUTION;
   if (!writes || type != made.type || !is_compute(type)) return false;
   if (buffer_uses_[a.buffer] != 1 || kind_[v] != kind_[value] || !(kind_[v] & kColumnBit))

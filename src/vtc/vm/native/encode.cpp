@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "pages.h"
 #include "table.h"
 
 namespace vtc {
@@ -227,8 +228,12 @@ std::unique_ptr<Program> Encoder::encode(std::span<const int64_t> sizes) const {
   auto program = std::make_unique<Program>();
   program->words.reserve(256);
   Writer(module_, values, program->words).write();
-  for (const IrBuffer& b : module_.buffers)
-    program->extents.push_back(std::max<int64_t>(values[b.extent], 0));
+  for (const IrBuffer& b : module_.buffers) {
+    int64_t extent = std::max<int64_t>(values[b.extent], 0);
+    if (b.kind == 1 && static_cast<size_t>(extent * kItemsize[b.type]) >= kHugeBytes)
+      program->fresh.push_back(static_cast<int>(program->extents.size()));
+    program->extents.push_back(extent);
+  }
   return program;
 }
 

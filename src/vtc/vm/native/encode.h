@@ -49,6 +49,7 @@ class KernelWriter {
   int kind_of(const Access& a) const;
   void mark_hoisted();
   bool may_bind(int v) const;
+  bool read_before(int value, int store) const;
   bool has_loop(int phase) const;
   void mark_needed(int v, std::vector<char>& needed) const;
   int folded_bits() const;
@@ -112,6 +113,7 @@ class KernelWriter {
 struct Program {
   std::vector<Word> words;
   std::vector<int64_t> extents;
+  std::vector<int> fresh;  // large buffers that the program is the first to touch
 };
 
 class Encoder {

@@ -52,8 +52,8 @@ constexpr T highest() {
 template <>
 struct Fold<FOLD_MAX> {
   template <class V>
-  static V f(V a, V b) {  // NaN if either is
-    return (a > b) | (a != a) ? a : b;
+  static V f(V a, V b) {
+    return vmax(a, b);
   }
   template <class T>
   static T identity() {
@@ -65,7 +65,7 @@ template <>
 struct Fold<FOLD_MIN> {
   template <class V>
   static V f(V a, V b) {
-    return (a < b) | (a != a) ? a : b;
+    return vmin(a, b);
   }
   template <class T>
   static T identity() {
@@ -102,9 +102,47 @@ inline auto fold_lanes(V v) {
   return fold_vector(v, [](auto a, auto b) { return O::f(a, b); });
 }
 
+#if defined(__AVX512F__)
+// The extreme of n contiguous floats, found without a look at NaN in each step; false if one is NaN.
+template <class O>
+inline bool extreme_run(const float* p, int64_t n, float& result) {
+  constexpr int w = lanes<float>;
+  auto better = [](__m512 a, __m512 b) {
+    return std::is_same_v<O, Fold<FOLD_MAX>> ? _mm512_max_ps(a, b) : _mm512_min_ps(a, b);
+  };
+  const __m512 none = _mm512_set1_ps(O::template identity<float>());
+  __m512 a = none, b = none, c = none, d = none;
+  __mmask16 nan = 0;
+  int64_t i = 0;
+  for (; i + 4 * w <= n; i += 4 * w) {
+    __m512 x = _mm512_loadu_ps(p + i), y = _mm512_loadu_ps(p + i + w);
+    __m512 z = _mm512_loadu_ps(p + i + 2 * w), u = _mm512_loadu_ps(p + i + 3 * w);
+    nan |= _mm512_cmp_ps_mask(x, y, 3) | _mm512_cmp_ps_mask(z, u, 3);
+    a = better(a, x), b = better(b, y), c = better(c, z), d = better(d, u);
+  }
+  for (; i + w <= n; i += w) {
+    __m512 x = _mm512_loadu_ps(p + i);
+    nan |= _mm512_cmp_ps_mask(x, x, 3);
+    a = better(a, x);
+  }
+  float rest = O::template identity<float>();
+  for (; i < n; ++i) rest = O::f(rest, p[i]);
+  f32v all = (f32v)better(better(a, b), better(c, d));
+  result = O::f(rest, fold_lanes<O>(all));
+  return nan == 0;
+}
+#endif
+
 // The fold of n contiguous elements.
 template <class O, class T>
 inline T fold_run(const T* p, int64_t n) {
+#if defined(__AVX512F__)
+  constexpr bool extreme = std::is_same_v<O, Fold<FOLD_MAX>> || std::is_same_v<O, Fold<FOLD_MIN>>;
+  if constexpr (extreme && std::is_same_v<T, float>) {
+    float found;
+    if (extreme_run<O>(p, n, found)) return found;
+  }
+#endif
   constexpr int w = lanes<T>;
   Vec<T> none = splat(O::template identity<T>());
   int64_t i = 0;

@@ -12,7 +12,7 @@ const Table& instance() {
     Table t{};
     t.name = VTC_NAME(VTC_ISA);
     fill_pointwise(t);
-    fill_pairs(t);
+    fill_chain(t);
     fill_convert(t);
     fill_fold(t);
     fill_gemm(t);

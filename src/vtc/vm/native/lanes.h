@@ -7,7 +7,7 @@
 namespace vtc::VTC_ISA {
 
 void fill_pointwise(Table& t);
-void fill_pairs(Table& t);
+void fill_chain(Table& t);
 void fill_convert(Table& t);
 void fill_fold(Table& t);
 void fill_gemm(Table& t);

@@ -41,10 +41,20 @@ constexpr float kLog2e = 1.44269504f;
 constexpr float kLn2High = 0.6931471229f;  // 24 bits: exact products come from fma
 constexpr float kLn2Low = 5.769998879e-08f;
 
-inline f32v clamp(f32v x, float low, float high) {  // keeps NaN
-  x = x < splat(low) ? splat(low) : x;
-  return x > splat(high) ? splat(high) : x;
+// x, or the bound that it exceeds; keeps NaN.
+#if defined(__AVX512F__)
+inline f32v at_least(float low, f32v x) {
+  return (f32v)_mm512_max_ps((__m512)splat(low), (__m512)x);
 }
+inline f32v at_most(float high, f32v x) {
+  return (f32v)_mm512_min_ps((__m512)splat(high), (__m512)x);
+}
+#else
+inline f32v at_least(float low, f32v x) { return x < splat(low) ? splat(low) : x; }
+inline f32v at_most(float high, f32v x) { return x > splat(high) ? splat(high) : x; }
+#endif
+
+inline f32v clamp(f32v x, float low, float high) { return at_most(high, at_least(low, x)); }
 
 inline f32v vexp(f32v x) {
   x = clamp(x, -104.0f, 89.0f);
@@ -153,17 +163,19 @@ inline f32v vlog1p(f32v x) {
 #if defined(__AVX512F__)
 // A permutation looks the coefficients of 16 intervals up.
 inline f32v verf(f32v x) {
-  f32v t = clamp(vabs(x), 0.0f, 3.99999f);
+  f32v t = at_most(3.99999f, vabs(x));
   f32v whole = vround<1>(t * 4.0f);
   f32v u = fma(whole, splat(-0.25f), t) - 0.125f;
   __m512i interval = _mm512_cvttps_epi32((__m512)whole);
   auto coefficient = [&](int d) {
     return (f32v)_mm512_permutexvar_ps(interval, _mm512_load_ps(kErf[d]));
   };
-  f32v q = coefficient(5);
-  for (int d = 4; d >= 0; --d) q = fma(q, u, coefficient(d));
-  f32v y = t * q;
-  return copysign(y > 1.0f ? splat(1.0f) : y, x);
+  f32v q = fma(coefficient(5), u, coefficient(4));
+  q = fma(q, u, coefficient(3));
+  q = fma(q, u, coefficient(2));
+  q = fma(q, u, coefficient(1));
+  q = fma(q, u, coefficient(0));
+  return copysign(at_most(1.0f, t * q), x);
 }
 #else
 inline f32v verf(f32v x) {

@@ -1,7 +1,7 @@
 // Scalar operators of the instruction set over dense runs of elements.
 
+#include "functions.h"
 #include "lanes.h"
-#include "math.h"
 
 namespace vtc::VTC_ISA {
 namespace {
@@ -110,22 +110,31 @@ void map_fma(void* dv, const void* av, const void* bv, const void* cv, int64_t n
 }
 
 template <class T>
-inline Vec<T> choose(Part<u8, lanes<T>> m, Vec<T> b, Vec<T> c) {
-  if constexpr (sizeof(T) == 1) {
-    return m != 0 ? b : c;
+inline Vec<T> choose(const u8* m, Vec<T> b, Vec<T> c) {
+  if constexpr (sizeof(T) == 4) {
+    return (Vec<T>)blend(load_mask(m), (f32v)b, (f32v)c);
   } else {
-    using I = std::conditional_t<sizeof(T) == 4, i32v, i64v>;
-    return __builtin_convertvector(m, I) != 0 ? b : c;
+    auto set = load<Part<u8, lanes<T>>>(m);
+    if constexpr (sizeof(T) == 1) {
+      return set != 0 ? b : c;
+    } else {
+#if defined(__AVX512F__)
+      __mmask8 mask = static_cast<__mmask8>(_mm_test_epi8_mask(
+          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(m)), _mm_set1_epi8(-1)));
+      return (Vec<T>)_mm512_mask_blend_pd(mask, (__m512d)c, (__m512d)b);
+#else
+      return __builtin_convertvector(set, i64v) != 0 ? b : c;
+#endif
+    }
   }
 }
 
 template <class T, bool SB, bool SC>
 void loop_select(T* d, const u8* m, const T* b, const T* c, int64_t n) {
   constexpr int w = lanes<T>;
-  using M = Part<u8, w>;
   int64_t i = 0;
   for (; i + w <= n; i += w)
-    store(d + i, choose<T>(load<M>(m + i), operand<SB>(b, i), operand<SC>(c, i)));
+    store(d + i, choose<T>(m + i, operand<SB>(b, i), operand<SC>(c, i)));
   for (; i < n; ++i) d[i] = m[i] ? b[SB ? 0 : i] : c[SC ? 0 : i];
 }
 
@@ -208,7 +217,7 @@ VTC_UNARY(Sqrt, vsqrt(a));
 VTC_UNARY(Rsqrt, 1 / vsqrt(a));
 VTC_UNARY(Reciprocal, 1 / a);
 
-// A function of the C library; the second form has a vector version for floats.
+// A function of the C library.
 #define VTC_LIBRARY(Name, expression)                               \
   struct Name {                                                     \
     template <class V>                                              \
@@ -216,29 +225,6 @@ VTC_UNARY(Reciprocal, 1 / a);
       return each(a, [](auto x) -> decltype(x) { return expression; }); \
     }                                                               \
   }
-#define VTC_VECTOR(Name, vector, expression)                        \
-  struct Name {                                                     \
-    template <class V>                                              \
-    static V f(V a) {                                               \
-      if constexpr (VTC_HAS_FMA && std::is_same_v<V, f32v>)         \
-        return vector(a);                                           \
-      else                                                          \
-        return each(a, [](auto x) -> decltype(x) { return expression; }); \
-    }                                                               \
-  }
-
-VTC_VECTOR(Exp, vexp, std::exp(x));
-VTC_VECTOR(Exp2, vexp2, std::exp2(x));
-VTC_VECTOR(Expm1, vexpm1, std::expm1(x));
-VTC_VECTOR(Log, vlog, std::log(x));
-VTC_VECTOR(Log2, vlog2, std::log2(x));
-VTC_VECTOR(Log10, vlog10, std::log10(x));
-VTC_VECTOR(Log1p, vlog1p, std::log1p(x));
-VTC_VECTOR(Sin, vsin, std::sin(x));
-VTC_VECTOR(Cos, vcos, std::cos(x));
-VTC_VECTOR(Tanh, vtanh, std::tanh(x));
-VTC_VECTOR(Erf, verf, std::erf(x));
-VTC_VECTOR(Sigmoid, vsigmoid, 1 / (1 + std::exp(-x)));
 VTC_LIBRARY(Tan, std::tan(x));
 VTC_LIBRARY(Asin, std::asin(x));
 VTC_LIBRARY(Acos, std::acos(x));

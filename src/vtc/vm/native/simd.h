@@ -231,6 +231,19 @@ inline auto fold_vector(V v, F f) {
   }
 }
 
+#if defined(__AVX512F__)
+// NaN if either is; the processor's gives the second operand then, and where both are zeros.
+inline f32v vmax(f32v a, f32v b) {
+  __m512 x = (__m512)a;
+  return (f32v)_mm512_mask_mov_ps(_mm512_max_ps(x, (__m512)b), _mm512_cmp_ps_mask(x, x, 3), x);
+}
+
+inline f32v vmin(f32v a, f32v b) {
+  __m512 x = (__m512)a;
+  return (f32v)_mm512_mask_mov_ps(_mm512_min_ps(x, (__m512)b), _mm512_cmp_ps_mask(x, x, 3), x);
+}
+#endif
+
 template <class V>
 inline V vmax(V a, V b) {  // NaN if either is
   return (a > b) | (a != a) ? a : b;
@@ -240,5 +253,37 @@ template <class V>
 inline V vmin(V a, V b) {
   return (a < b) | (a != a) ? a : b;
 }
+
+// As many bools as a vector has floats.
+#if defined(__AVX512F__)
+using FloatMask = __mmask16;
+
+inline FloatMask load_mask(const uint8_t* m) {
+  __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(m));
+  return _mm_test_epi8_mask(bytes, bytes);
+}
+
+inline FloatMask load_mask_tail(const uint8_t* m, int64_t n) {
+  FloatMask mask = 0;
+  for (int64_t i = 0; i < n; ++i) mask |= static_cast<FloatMask>((m[i] != 0) << i);
+  return mask;
+}
+
+inline f32v blend(FloatMask mask, f32v set, f32v other) {
+  return (f32v)_mm512_mask_blend_ps(mask, (__m512)other, (__m512)set);
+}
+#else
+using FloatMask = i32v;
+
+inline FloatMask load_mask(const uint8_t* m) {
+  return __builtin_convertvector(load<Part<uint8_t, lanes<float>>>(m), i32v) != 0;
+}
+
+inline FloatMask load_mask_tail(const uint8_t* m, int64_t n) {
+  return __builtin_convertvector(load_tail<Part<uint8_t, lanes<float>>>(m, n), i32v) != 0;
+}
+
+inline f32v blend(FloatMask mask, f32v set, f32v other) { return mask ? set : other; }
+#endif
 
 }  // namespace vtc::VTC_ISA

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "pages.h"
 #include "table.h"
 #include "words.h"
 
@@ -22,6 +23,7 @@ class Scratch {
       size_t rounded = (bytes + 4095) / 4096 * 4096;
       memory_.reset(static_cast<char*>(std::aligned_alloc(64, rounded)));
       if (!memory_) throw std::bad_alloc();
+      if (rounded >= kHugeBytes) want_huge_pages(memory_.get(), rounded);
       size_ = rounded;
     }
     return memory_.get();
@@ -161,6 +163,9 @@ struct TermValue {
   }
 };
 
+// Does a load leave its tile where it is in the buffer, so that it touches no register's memory?
+bool stays_in_buffer(const State& s, const Word* w);
+
 // Instructions, each given its head word.
 void load(State& s, const Word* w);
 void store(State& s, const Word* w);
@@ -170,8 +175,9 @@ void param(State& s, const Word* w);
 void iota(State& s, const Word* w);
 void move(State& s, const Word* w);
 void cast(State& s, const Word* w);
-// Returns what comes next: scalar operators may run two at a time.
+// Return what comes next: scalar operators may run several at a time. Null if there is no chain.
 const Word* map(State& s, const Word* w);
+const Word* chain(State& s, const Word* w);
 void reduce(State& s, const Word* w);
 void init(State& s, const Word* w);
 void accumulate(State& s, const Word* w);

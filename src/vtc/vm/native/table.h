@@ -18,9 +18,44 @@ struct Strided {
 using Map = void (*)(void* d, const void* a, const void* b, const void* c, int64_t n,
                      unsigned splat);
 
-// d[i] = g(f(a[i], b[i]), c[i]), all f32; bits of `splat` as above, never for a.
-using Pair = void (*)(float* d, const float* a, const float* b, const float* c, int64_t n,
-                      unsigned splat);
+// What a step of a chain does with the value x that it gets. _OF, _FROM and _INTO: as the right operand.
+enum ChainCode : uint8_t {
+  CHAIN_NONE,
+  CHAIN_ADD,
+  CHAIN_SUB,
+  CHAIN_SUB_FROM,
+  CHAIN_MUL,
+  CHAIN_DIV,
+  CHAIN_DIV_INTO,
+  CHAIN_MIN,
+  CHAIN_MIN_OF,
+  CHAIN_MAX,
+  CHAIN_MAX_OF,
+  CHAIN_SELECT,      // x where the mask is set, else the operand
+  CHAIN_SELECT_NOT,  // the operand where the mask is set, else x
+  CHAIN_TWICE,       // x + x
+  CHAIN_SQUARE,
+  CHAIN_NEG,
+  CHAIN_ABS,
+  CHAIN_SQRT,
+  CHAIN_RSQRT,
+  CHAIN_RECIPROCAL,
+  CHAIN_EXP,
+  CHAIN_TANH,
+  CHAIN_ERF,
+  CHAIN_SIGMOID,
+};
+
+struct ChainStep {
+  ChainCode code;
+  bool splat;            // the operand is one element
+  const float* operand;  // null where there is none
+  const uint8_t* mask;   // of a select
+  float* store;          // where the step's value is kept, or null
+};
+
+// Takes n elements of a through the steps.
+using Chain = void (*)(const ChainStep* steps, int count, const float* a, int64_t n);
 
 // n elements from s to d, which advance by the given steps (elements).
 using Copy = void (*)(void* d, int64_t dstep, const void* s, int64_t sstep, int64_t n);
@@ -120,11 +155,14 @@ struct Conv {
                 int64_t apart, int64_t n, const Finish& finish);
   void (*stencil)(const Stencil& s);
 };
+// The same, and the sum of what comes out.
+using ChainSum = double (*)(const ChainStep* steps, int count, const float* a, int64_t n);
 
 struct Table {
   const char* name;
   Map map[kOps][kTypes];
-  Pair pair[5][5][2];         // f, g by pair_index(); 1: g(c[i], f(a[i], b[i]))
+  Chain chain;
+  ChainSum chain_sum;
   Map cast[kTypes][kTypes];   // [compute type][memory type]
   Copy read[kTypes];          // memory type to its compute type
   Copy write[kTypes];         // and back
@@ -151,18 +189,6 @@ constexpr bool is_compute(int type) { return kCompute[type] == type; }
 // The type in which a fold of values of a compute type is accumulated.
 constexpr int accumulator_type(int fold, int type) {
   return type == T_F32 && (fold == FOLD_SUM || fold == FOLD_PROD) ? int{T_F64} : type;
-}
-
-// The operators that run in pairs, by their place in Table::pair; -1 for others.
-constexpr int pair_index(int op) {
-  switch (op) {
-    case OP_ADD: return 0;
-    case OP_SUB: return 1;
-    case OP_MUL: return 2;
-    case OP_MINIMUM: return 3;
-    case OP_MAXIMUM: return 4;
-    default: return -1;
-  }
 }
 
 // Does a fold find a place, beside a value?

@@ -119,41 +119,11 @@ void broadcast(char* d, int64_t r, int64_t c, int size_d, const Operand (&in)[3]
   }
 }
 
-// Runs an instruction with the next one, if that takes its result and overwrites it.
-bool map_pair(State& s, const Word* w) {
-  Word first = w[0], second = w[1];
-  int dst = dst_of(first), kind = kind_dst_of(first);
-  int f = pair_index(op_of(first)), g = pair_index(op_of(second));
-  if (f < 0 || g < 0 || type_of(first) != T_F32 || type_of(second) != T_F32) return false;
-  if (dst_of(second) != dst || kind_dst_of(second) != kind) return false;
-  bool swap = a_of(second) != dst;
-  if ((swap ? b_of(second) : a_of(second)) != dst) return false;
-  int other = swap ? a_of(second) : b_of(second);
-  if (other == dst || kind == 0) return false;
-  int a = a_of(first), b = b_of(first), kind_a = kind_a_of(first), kind_b = kind_b_of(first);
-  if (kind_a != kind) {
-    bool commutes = f == 0 || f == 2;
-    if (!commutes || kind_b != kind) return false;
-    std::swap(a, b);
-    std::swap(kind_a, kind_b);
-  }
-  Pair run = s.table->pair[f][g][swap];
-  const Operand in[3] = {{s, a, kind_a, 4},
-                         {s, b, kind_b, 4},
-                         {s, other, swap ? kind_a_of(second) : kind_b_of(second), 4}};
-  broadcast(s.reg[dst], s.rows(kind), s.columns(kind), 4, in,
-            [&](char* d, const char* const* at, int64_t n, unsigned splat) {
-              auto value = [&](int k) { return reinterpret_cast<const float*>(at[k]); };
-              run(reinterpret_cast<float*>(d), value(0), value(1), value(2), n, splat);
-            });
-  return true;
-}
-
 }  // namespace
 
 const Word* map(State& s, const Word* w) {
   Word head = w[0];
-  if (map_pair(s, w)) return w + 2;
+  if (const Word* next = chain(s, w)) return next;
   int op = op_of(head), type = type_of(head), kind = kind_dst_of(head);
   Map f = s.table->map[op][type];
   bool compares = (op >= OP_EQ && op <= OP_GE) || op == OP_ISNAN || op == OP_ISINF;

@@ -10,7 +10,9 @@
 namespace vtc {
 namespace {
 
-constexpr int64_t kTileBytes = 32 << 10;       // of live values: about the first cache level
+// Of live values. Chains of operators keep theirs in registers, so that a tile may outgrow the first
+// cache level; smaller tiles pay for their instructions too often.
+constexpr int64_t kTileBytes = 96 << 10;
 constexpr int64_t kMaxTile = 8192;             // points
 constexpr int64_t kMinTile = 512;
 constexpr int64_t kRowBytes = 96 << 10;        // a whole row is worth holding in L2 up to here
@@ -18,6 +20,7 @@ constexpr int64_t kRowBlockBytes = 384 << 10;  // of the left operand of a produ
 constexpr int64_t kBlockDepth = 1024;          // of k, that a product goes through at a time
 constexpr int64_t kConvolutionColumns = 128;
 constexpr int64_t kConvolutionTile = 6144;     // points
+constexpr int64_t kLongRow = 256;
 constexpr int64_t kShortRow = 12;              // a shorter row does not fill a vector
 constexpr int64_t kSplitPoints = 1 << 18;      // from where tasks share a reduction
 constexpr int64_t kFewTasks = 8;
@@ -33,14 +36,20 @@ int64_t even_step(int64_t size, int64_t most) {
   return rounded <= std::max<int64_t>(most, 64) ? rounded : step;
 }
 
-// The dimension along which the most accesses are contiguous; the last where they tie.
+// The dimension along which the most elements are moved contiguously; the last where they tie.
 int contiguous_dim(const Shape& s, int other_than) {
-  int best = -1, most = -1;
+  int best = -1;
+  double most = -1;
   for (int d = s.dims - 1; d >= 0; --d) {
     if (d == other_than) continue;
-    int votes = 0;
-    for (const Access& a : s.accesses)
-      if (s.size[d] > 1) votes += a.stride[d] == 1 ? 2 : 0;
+    double votes = 0;
+    for (const Access& a : s.accesses) {
+      if (s.size[d] <= 1 || a.stride[d] != 1) continue;
+      double elements = 1;
+      for (int e = 0; e < s.dims; ++e)
+        if (a.stride[e] != 0) elements *= static_cast<double>(s.size[e]);
+      votes += elements;
+    }
     if (votes > most) best = d, most = votes;
   }
   return best;
@@ -49,6 +58,14 @@ int contiguous_dim(const Shape& s, int other_than) {
 bool any_contiguous(const Shape& s, int d) {
   for (const Access& a : s.accesses)
     if (a.stride[d] == 1) return true;
+  return false;
+}
+
+// Are there rows that are contiguous in themselves, but not one behind the other?
+bool pitched(const Shape& s, int row, int column) {
+  if (row < 0) return false;
+  for (const Access& a : s.accesses)
+    if (a.stride[column] == 1 && a.stride[row] != 0 && a.stride[row] != s.size[column]) return true;
   return false;
 }
 
@@ -215,6 +232,9 @@ void tile_plain(const IrKernel& kernel, const Shape& s, Tiling& t) {
     t.columns = even_step(n, budget);
   }
   t.rows = std::clamp<int64_t>(budget / t.columns, 1, m);
+  // Of one row every contiguous access is dense, so that loads copy nothing.
+  bool plain = !row_reduced && !column_reduced && !transposed;
+  if (plain && t.columns >= kLongRow && pitched(s, t.row, t.column)) t.rows = 1;
   if (row_reduced && t.rows < m) t.rows = even_step(m, t.rows);
 }
 
