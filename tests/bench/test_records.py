@@ -110,3 +110,41 @@ def test_cases_are_the_same_measurement_by_model_batch_device_and_configuration(
     assert records.case_key(case(Row("eager"))) == records.case_key(case())
     assert records.case_key(case()) != records.case_key(case(batch=4))
     assert records.case_key(case()) != records.case_key(case(config=Config(freeze=True)))
+
+
+ENCODED = {
+    "median": 3.0, "p99": 7.5, "shapes": 2900, "lower_ms": 1.2, "load_ms": 0.3,
+    "first_call_ms": 1.6, "first_call_max_ms": 20.0,
+}  # fmt: skip
+OPERATOR = {
+    "operator": "gelu", "kind": "chain", "band": "L2", "shape": [224, 512], "dtype": "float32",
+    "dvm_us": 40.0, "eager_us": 60.0, "inductor_us": 41.0, "inductor_dynamic_us": 42.0,
+    "numexpr_us": None, "numexpr_re_evaluate_us": None, "compile_ms": 30.0,
+    "inductor_compile_ms": 4000.0, "inductor_dynamic_compile_ms": 5000.0, "max_rel_error": 1e-7,
+}  # fmt: skip
+
+
+def test_the_sections_of_the_dvm_survive_a_round_trip(tmp_path):
+    path = tmp_path / "cpu-dvm.json"
+    sections = {"encode_us": {"softmax": ENCODED}, "operators": [OPERATOR], "sequences": []}
+    records.write(path, [case(Row("eager"))], sections)
+    assert records.read_sections(path) == sections
+    assert len(records.read(path)) == 1
+    assert records.read_sections(tmp_path / "none.json") == {}
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"encode_us": {"softmax": ENCODED | {"p99": None}}}, r"encode_us\.softmax\.p99"),
+        ({"operators": [OPERATOR | {"shape": 3}]}, r"operators\[0\]\.shape"),
+        ({"operators": [OPERATOR | {"dvm_us": None}]}, r"operators\[0\]\.dvm_us"),
+        ({"operators": [{"operator": "gelu"}]}, r"operators\[0\] lacks"),
+        ({"sequences": [{"model": "mmoe"}]}, r"sequences\[0\] lacks"),
+        ({"encodings": {}}, "unknown encodings"),
+    ],
+)
+def test_a_section_that_departs_from_the_schema_is_named(sections, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        records.write(tmp_path / "x.json", [], sections)
+    assert not (tmp_path / "x.json").exists()

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 import vtc
+from vtc.bench import dvm_sections
+from vtc.bench.checks import NUMBER, keys, typed
 from vtc.bench.timing import Ratio
 
 OWN_SYSTEM = "vtc"
@@ -33,6 +35,7 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
     "openvino",
+    "numexpr",
 )
 
 
@@ -147,9 +150,16 @@ def best_peer_ratio(rows: Iterable[Row]) -> float | None:
     return min(peers) / own[0] if own and peers else None
 
 
-def write(path: Path | str, cases: Iterable[Mapping[str, Any]]) -> None:
-    """Write a result file, whole or not at all. Raises `ValueError` for an invalid case."""
-    document = {"cases": [dict(case) for case in cases]}
+def write(
+    path: Path | str,
+    cases: Iterable[Mapping[str, Any]],
+    sections: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a result file, whole or not at all; `sections` are those of `dvm_sections`.
+
+    Raises `ValueError` for an invalid case or section.
+    """
+    document = {"cases": [dict(case) for case in cases], **(sections or {})}
     validate(document)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,12 +177,22 @@ def write(path: Path | str, cases: Iterable[Mapping[str, Any]]) -> None:
 
 def read(path: Path | str) -> list[dict[str, Any]]:
     """The cases of a result file; none where there is no file. Raises `ValueError`."""
+    document = _document(path)
+    return list(document["cases"]) if document else []
+
+
+def read_sections(path: Path | str) -> dict[str, Any]:
+    """What a result file holds beside its cases. Raises `ValueError`."""
+    return {name: value for name, value in _document(path).items() if name != "cases"}
+
+
+def _document(path: Path | str) -> dict[str, Any]:
     path = Path(path)
     if not path.exists():
-        return []
-    document = json.loads(path.read_text(encoding="utf-8"))
+        return {}
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     validate(document)
-    return list(document["cases"])
+    return document
 
 
 def case_key(case: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -181,7 +201,6 @@ def case_key(case: Mapping[str, Any]) -> tuple[Any, ...]:
     return case["model"], case["batch"], case["device"], *config
 
 
-_NUMBER = (int, float)
 _ROW_TYPES: dict[str, tuple[type, ...]] = {
     "system": (str,), "engine": (str,), "correct": (bool,), "ratio_to_vtc": (dict,),
     "note": (str,), "peak_bytes": (int,), "movement_kernels": (int,),
@@ -200,16 +219,17 @@ _FATES = ("view", "folded", "virtual", "residual")
 
 def validate(document: Any) -> None:
     """Raises `ValueError` naming the place where `document` departs from the schema."""
-    _keys(document, ("cases",), "document")
+    dvm_sections.validate(document)
+    keys(document, ("cases", *(s for s in dvm_sections.SECTIONS if s in document)), "document")
     for number, case in enumerate(document["cases"]):
         _validate_case(case, f"cases[{number}]")
 
 
 def _validate_case(case: Any, place: str) -> None:
-    _keys(case, _CASE, place)
-    _keys(case["config"], [f.name for f in fields(Config)], f"{place}.config")
-    _typed(case["model"], (str,), f"{place}.model")
-    _typed(case["ratio_to_best_peer"], _NUMBER, f"{place}.ratio_to_best_peer", null=True)
+    keys(case, _CASE, place)
+    keys(case["config"], [f.name for f in fields(Config)], f"{place}.config")
+    typed(case["model"], (str,), f"{place}.model")
+    typed(case["ratio_to_best_peer"], NUMBER, f"{place}.ratio_to_best_peer", null=True)
     try:
         datetime.fromisoformat(case["date"])
     except (TypeError, ValueError) as error:
@@ -221,37 +241,18 @@ def _validate_case(case: Any, place: str) -> None:
 
 
 def _validate_row(row: Any, place: str) -> None:
-    _keys(row, [f.name for f in fields(Row)], place)
+    keys(row, [f.name for f in fields(Row)], place)
     for name, value in row.items():
-        _typed(value, _ROW_TYPES.get(name, _NUMBER), f"{place}.{name}", null=name != "system")
+        typed(value, _ROW_TYPES.get(name, NUMBER), f"{place}.{name}", null=name != "system")
     if row["ratio_to_vtc"] is not None:
-        _keys(row["ratio_to_vtc"], [f.name for f in fields(Ratio)], f"{place}.ratio_to_vtc")
+        keys(row["ratio_to_vtc"], [f.name for f in fields(Ratio)], f"{place}.ratio_to_vtc")
 
 
 def _validate_report(report: Any, place: str) -> None:
-    _keys(report, (*_SECTIONS, "operators"), place)
-    for name, keys in _SECTIONS.items():
-        _keys(report[name], keys, f"{place}.{name}")
+    keys(report, (*_SECTIONS, "operators"), place)
+    for name, parts in _SECTIONS.items():
+        keys(report[name], parts, f"{place}.{name}")
     for number, operator in enumerate(report["operators"]):
-        _keys(operator, _OPERATOR, f"{place}.operators[{number}]")
+        keys(operator, _OPERATOR, f"{place}.operators[{number}]")
         if operator["fate"] not in _FATES:
             raise ValueError(f"{place}.operators[{number}].fate is {operator['fate']!r}")
-
-
-def _keys(value: Any, names: Iterable[str], place: str) -> None:
-    """Exactly these keys: a misspelt one would be missing and unknown."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{place} is {type(value).__name__}, not an object")
-    wanted = set(names)
-    if missing := sorted(wanted - set(value)):
-        raise ValueError(f"{place} lacks {', '.join(missing)}")
-    if extra := sorted(set(value) - wanted):
-        raise ValueError(f"{place} has unknown {', '.join(extra)}")
-
-
-def _typed(value: Any, kinds: tuple[type, ...], place: str, null: bool = False) -> None:
-    if value is None and null:
-        return
-    # In Python a bool is an int: a truth value is no measurement.
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ValueError(f"{place} is {value!r}, not {' or '.join(k.__name__ for k in kinds)}")

@@ -1,0 +1,256 @@
+"""The models of dvm.py: each over random pairs of batch and length, from cold and steady."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from quiet import undisturbed
+from torch import Tensor, nn
+from torch._dynamo.utils import same
+from torch._inductor import compile_fx
+
+import vtc
+from vtc.bench.peers import fresh_compiler
+from vtc.bench.records import CaseRecord, Config, Row
+from vtc.bench.timing import paired_ratio
+from vtc.runtime.dvm import counters
+
+sys.path.append(str(Path(__file__).parent.parent / "examples"))
+from mmoe import MMoE
+
+PAIRS = 50
+ROUNDS = 5
+SYSTEMS = ("vtc", "eager", "inductor")
+Inputs = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Model:
+    """How a model is built, and its inputs for a batch and a length."""
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int, int, torch.Generator], Inputs]
+    batch: int
+    length: int
+    layers: int | None = None
+    outputs: Callable[[Any], Any] = lambda result: result
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Random batches and lengths, 1 among them."""
+        draw = random.Random(7)
+        return [(draw.randint(1, self.batch), draw.randint(1, self.length)) for _ in range(PAIRS)]
+
+
+VOCABULARY = 4096
+
+
+def _tokens(batch: int, length: int, generator: torch.Generator) -> Inputs:
+    return [torch.randint(0, VOCABULARY, (batch, length), generator=generator)]
+
+
+def _features(batch: int, length: int, generator: torch.Generator) -> Inputs:
+    return [torch.randn(batch, length, 512, generator=generator)]
+
+
+def _transformer(name: str, layers: int, **widths: int) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        config = getattr(transformers, f"{name}Config")(
+            vocab_size=VOCABULARY, num_hidden_layers=layers, **widths
+        )
+        head = "" if name == "Bert" else "ForCausalLM"
+        return getattr(transformers, f"{name}Model" if not head else f"{name}{head}")(config)
+
+    return build
+
+
+_DECODER = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+
+MODELS: Mapping[str, Model] = {
+    "mmoe-2": Model(lambda: MMoE(tasks=2), _features, 8, 64),
+    "mmoe-4": Model(lambda: MMoE(tasks=4), _features, 8, 64),
+    "bert-base": Model(
+        _transformer("Bert", 12), _tokens, 4, 64, 12, lambda result: result.last_hidden_state
+    ),
+    "qwen3": Model(
+        _transformer("Qwen3", 4, **_DECODER), _tokens, 4, 128, 4, lambda result: result.logits
+    ),
+    "llama": Model(
+        _transformer("Llama", 4, **_DECODER), _tokens, 4, 128, 4, lambda result: result.logits
+    ),
+}
+
+
+class Headless(nn.Module):
+    """A model that returns its one tensor of interest, without caches."""
+
+    def __init__(self, model: nn.Module, outputs: Callable[[Any], Any], options: dict[str, Any]):
+        super().__init__()
+        self.model, self.outputs, self.options = model, outputs, options
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.outputs(self.model(*args, **self.options))
+
+
+def build(name: str) -> nn.Module:
+    """A built-in model with random weights by a seed."""
+    torch.manual_seed(0)
+    model = MODELS[name]
+    built = model.build().eval()
+    options = {} if name.startswith("mmoe") else {"use_cache": False}
+    return Headless(built, model.outputs, options if name != "bert-base" else {})
+
+
+@dataclass
+class Sweep:
+    """What one system did over the pairs. Seconds; steady: a list of seconds a round."""
+
+    total_s: float
+    first_call_s: float
+    steady: list[float] = field(default_factory=list)
+    max_rel_error: float = 0.0
+    correct: bool = True
+
+
+def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A model's case and its entry of the section `sequences`."""
+    model, module = MODELS[name], build(name)
+    generator = torch.Generator().manual_seed(1)
+    pairs = model.pairs()
+    inputs = [model.inputs(b, n, generator) for b, n in pairs]
+    sweeps: dict[str, Sweep] = {}
+    calls: dict[str, Callable[..., Any]] = {}
+    with torch.no_grad(), fresh_compiler(), torch._inductor.config.patch(force_disable_caches=True):
+        counters.reset()
+        for system in SYSTEMS:
+            progress(f"{name}: {system} from cold")
+            with _machine_code() as compiled, warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", vtc.errors.FallbackWarning)
+                calls[system] = _system(system, module)
+                sweeps[system] = _cold(calls[system], inputs)
+            if system == "vtc":
+                done = asdict(counters) | {"compilations": counters.compilations + len(compiled)}
+                given = [w for w in caught if issubclass(w.category, vtc.errors.FallbackWarning)]
+                fallbacks = [str(w.message) for w in given]
+        for r in range(ROUNDS):
+            progress(f"{name}: steady, round {r}")
+            for system in random.Random(r).sample(SYSTEMS, len(SYSTEMS)):
+                sweeps[system].steady.append(_steady(calls[system], inputs, progress))
+        progress(f"{name}: checking against float64")
+        _judge(module, calls, sweeps, model, pairs)
+    ratio = paired_ratio(sweeps["inductor"].steady, sweeps["vtc"].steady)
+    entry = {
+        "model": name,
+        "pairs": [list(p) for p in pairs],
+        "total_s": {s: sweeps[s].total_s for s in SYSTEMS},
+        "steady_s": {s: statistics.median(sweeps[s].steady) for s in SYSTEMS},
+        "inductor_total_to_vtc": sweeps["inductor"].total_s / sweeps["vtc"].total_s,
+        "inductor_steady_to_vtc": ratio.median,
+        "fallbacks": sorted(set(fallbacks)),
+        **done,
+    }
+    rows = [_row(system, sweeps) for system in SYSTEMS]
+    config = Config(layers=model.layers, context=model.length, dtype="float32", engine="dvm")
+    return CaseRecord(name, model.batch, "cpu", config, rows).to_dict(), entry
+
+
+def _system(system: str, module: nn.Module) -> Callable[..., Any]:
+    if system == "vtc":
+        return vtc.compile(module, engine="dvm")
+    return module if system == "eager" else torch.compile(module, dynamic=True)
+
+
+class _machine_code:  # noqa: N801 - used as a `with` block
+    """Counts calls of TorchInductor while it is open."""
+
+    def __enter__(self) -> list[str]:
+        self.stock, found = compile_fx.compile_fx, []
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            found.append("compile_fx")
+            return self.stock(*args, **kwargs)
+
+        compile_fx.compile_fx = counting
+        return found
+
+    def __exit__(self, *exception: object) -> None:
+        compile_fx.compile_fx = self.stock
+
+
+def _cold(call: Callable[..., Any], inputs: Sequence[Inputs]) -> Sweep:
+    start = time.perf_counter()
+    call(*inputs[0])
+    first = time.perf_counter() - start
+    return Sweep(first + _sweep(call, inputs[1:]), first)
+
+
+def _sweep(call: Callable[..., Any], inputs: Sequence[Inputs]) -> float:
+    start = time.perf_counter()
+    for args in inputs:
+        call(*args)
+    return time.perf_counter() - start
+
+
+def _steady(
+    call: Callable[..., Any], inputs: Sequence[Inputs], progress: Callable[[str], None]
+) -> float:
+    return undisturbed(lambda: _sweep(call, inputs), progress)
+
+
+def _judge(
+    module: nn.Module,
+    calls: Mapping[str, Callable[..., Any]],
+    sweeps: Mapping[str, Sweep],
+    model: Model,
+    pairs: Sequence[tuple[int, int]],
+) -> None:
+    """Every pair on fresh inputs, against a float64 copy."""
+    generator = torch.Generator().manual_seed(2)
+    fresh = [model.inputs(b, n, generator) for b, n in pairs]
+    answers = {s: [_list(call(*args)) for args in fresh] for s, call in calls.items()}
+    double = module.double()
+    for k, args in enumerate(fresh):
+        exact = _list(double(*(a.double() if a.is_floating_point() else a for a in args)))
+        for system, sweep in sweeps.items():
+            found, eager = answers[system][k], answers["eager"][k]
+            sweep.correct &= bool(same(eager, found, exact))
+            for f, e in zip(found, exact, strict=True):
+                error = (f.double() - e).abs().max() / e.abs().max()
+                sweep.max_rel_error = max(sweep.max_rel_error, float(error))
+
+
+def _list(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _row(system: str, sweeps: Mapping[str, Sweep]) -> Row:
+    sweep = sweeps[system]
+    ordered = sorted(sweep.steady)
+    each = 1e3 / PAIRS
+    return Row(
+        system,
+        engine={"vtc": "dvm", "inductor": "dynamic=True"}.get(system),
+        median_ms=statistics.median(ordered) * each,
+        p10_ms=ordered[0] * each,
+        p90_ms=ordered[-1] * each,
+        first_call_s=sweep.first_call_s,
+        max_rel_error=sweep.max_rel_error,
+        correct=sweep.correct,
+        ratio_to_vtc=None if system == "vtc" else paired_ratio(sweep.steady, sweeps["vtc"].steady),
+        note=f"mean of {PAIRS} pairs, {ROUNDS} rounds; all pairs from cold {sweep.total_s:.2f} s",
+    )
