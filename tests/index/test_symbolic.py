@@ -151,3 +151,14 @@ def test_sizes_that_are_quotients_themselves():
         found = joined.substitute({s0: number}).materialize([x])
         shuffled = x.view(2, 2, number // 2, 6).transpose(1, 2).reshape(2, number, 6)
         assert torch.equal(found, shuffled)
+
+
+def test_a_reshape_leaves_dimensions_at_both_ends_alone() -> None:
+    """A channel shuffle's views of an image whose sides are quotients."""
+    h, w = FloorDiv(s0 - 1, 8) + 1, FloorDiv(s1 - 1, 8) + 1
+    (piece,) = IndexMap.reshape((s0, 6, h, w), (s0, 2, 3, h, w)).pieces
+    n, group, each, row, column = axes(5)
+    assert piece.forms == (n, group * 3 + each, row, column)
+    (piece,) = IndexMap.reshape((s0, 3, 2, h, w), (s0, 6, h, w)).pieces
+    n, channel, row, column = axes(4)
+    assert piece.forms == (n, channel // 2, channel % 2, row, column)
