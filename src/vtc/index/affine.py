@@ -9,6 +9,7 @@ coordinate k. The rules are those of isl's and tinygrad's quasi-affine simplifie
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -311,6 +312,12 @@ def floor_div(a: Affine, by: Size, bounds: Bounds) -> Affine:
     if by == 1:
         return a
     _check_divisor(by)
+    return _floor_div(a, by, tuple(bounds))
+
+
+# The same quotients are asked for over and over while maps are composed.
+@functools.lru_cache(maxsize=1 << 16)
+def _floor_div(a: Affine, by: Size, bounds: Bounds) -> Affine:
     whole, rest = _reduce(a, by)
     decided = _decided(rest, by, bounds)
     if decided is not None:
@@ -341,6 +348,11 @@ def modulo(a: Affine, by: Size, bounds: Bounds) -> Affine:
     if by == 1:
         return constant(0)
     _check_divisor(by)
+    return _modulo(a, by, tuple(bounds))
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _modulo(a: Affine, by: Size, bounds: Bounds) -> Affine:
     _, rest = _reduce(a, by)
     decided = _decided(rest, by, bounds)
     if decided is not None:

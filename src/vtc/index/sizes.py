@@ -85,6 +85,11 @@ def add(a: Size, b: Size) -> Size:
     """a + b."""
     if type(a) is int and type(b) is int:
         return a + b
+    return _add(a, b)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _add(a: Size, b: Size) -> Size:
     return as_size(a + b)
 
 
@@ -92,6 +97,11 @@ def sub(a: Size, b: Size) -> Size:
     """a - b."""
     if type(a) is int and type(b) is int:
         return a - b
+    return _sub(a, b)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _sub(a: Size, b: Size) -> Size:
     return as_size(a - b)
 
 
@@ -99,6 +109,11 @@ def mul(a: Size, b: Size) -> Size:
     """a * b."""
     if type(a) is int and type(b) is int:
         return a * b
+    return _mul(a, b)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _mul(a: Size, b: Size) -> Size:
     return as_size(a * b)
 
 
@@ -187,6 +202,11 @@ def split(a: Size, b: Size) -> tuple[Size, Size]:
     """(q, r) with a = q * b + r, where r is the terms of a that b does not divide."""
     if type(a) is int and type(b) is int:
         return (0, a) if a % b else (a // b, 0)
+    return _split(a, b)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _split(a: Size, b: Size) -> tuple[Size, Size]:
     quotient: Size = 0
     rest: Size = 0
     for term in sympy.Add.make_args(sympy.sympify(a)):
@@ -202,6 +222,11 @@ def floor_div(a: Size, b: Size) -> Size:
     """a // b, b positive; opaque (a FloorDiv) where the symbols do not divide."""
     if type(a) is int and type(b) is int:
         return a // b
+    return _floor_div(a, b)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _floor_div(a: Size, b: Size) -> Size:
     exact, rest = split(a, b)
     if type(rest) is int and type(b) is int:
         return add(exact, rest // b)
