@@ -89,8 +89,6 @@ def _scaled(own: Lowering, b: Any, alpha: Any) -> Any:
 
 @rule(aten.add.Tensor, aten.add.Scalar)
 def _add(own: Lowering, a: Any, b: Any, alpha: Any = 1) -> Node:
-    if own.dtype is DType.BOOL:
-        return own.arith("or", a, b)
     return own.arith("add", a, _scaled(own, b, alpha))
 
 
@@ -106,7 +104,7 @@ def _rsub(own: Lowering, a: Any, b: Any, alpha: Any = 1) -> Node:
 
 @rule(aten.mul.Tensor, aten.mul.Scalar)
 def _mul(own: Lowering, a: Any, b: Any) -> Node:
-    return own.arith("and" if own.dtype is DType.BOOL else "mul", a, b)
+    return own.arith("mul", a, b)
 
 
 @rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
@@ -153,20 +151,20 @@ def _remainder(own: Lowering, a: Any, b: Any) -> Node:
 
 @rule(aten.maximum.default, aten.max.other)
 def _maximum(own: Lowering, a: Any, b: Any) -> Node:
-    return own.arith("or" if own.dtype is DType.BOOL else "maximum", a, b)
+    return own.arith("maximum", a, b)
 
 
 @rule(aten.minimum.default, aten.min.other)
 def _minimum(own: Lowering, a: Any, b: Any) -> Node:
-    return own.arith("and" if own.dtype is DType.BOOL else "minimum", a, b)
+    return own.arith("minimum", a, b)
 
 
 def _without_nan(name: str) -> Callable[..., Node]:
     def lower(own: Lowering, a: Any, b: Any) -> Node:
+        if not own.dtype.is_float:
+            return own.arith(name, a, b)
         left, right = own.operand(a, own.dtype), own.operand(b, own.dtype)
         found = own.op(name, left, right)
-        if not own.dtype.is_float:
-            return found
         found = own.op("select", own.op("isnan", left), right, found)
         return own.tagged(own.op("select", own.op("isnan", right), left, found))
 
@@ -190,6 +188,13 @@ def _pow(own: Lowering, a: Any, b: Any) -> Node:
         if found is not None:
             return own.tagged(found)
     return own.arith("pow", a, b)
+
+
+@rule(aten.ldexp.Tensor)
+def _ldexp(own: Lowering, a: Node, b: Node) -> Node:
+    """a * 2**b."""
+    x, power = own.operand(a, own.dtype), own.operand(b, own.dtype)
+    return own.tagged(own.op("mul", x, own.op("pow", own.number(2, x), power)))
 
 
 def _fixed_power(own: Lowering, x: Node, power: float) -> Node | None:
