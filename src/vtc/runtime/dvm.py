@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import sympy
 import torch
+from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
 
 from vtc import errors
@@ -197,6 +198,7 @@ class _Writer:
         self.plan = plan
         self.lines: list[str] = []
         self.defined: set[int] = set()
+        self.laid_out = laid_out(plan)
         self.names: dict[str, Any] = {
             "empty_strided": torch.empty_strided,
             "as_strided": torch.as_strided,
@@ -262,6 +264,8 @@ class _Writer:
             value = f"r{k}" if part is None else f"r{k}[{part}]"
             self.lines.append(f"{name} = {value}" if d < 0 else f"{name} = {value}.shape[{d}]")
         for _, number in step.results:
+            if number not in self.laid_out:
+                continue
             space = self.plan.spaces[number]
             shape, stride = self._tuple(space.shape), self._tuple(space.stride)
             t, dtype = f"t{number}", f"dtype{number}"
@@ -311,6 +315,24 @@ class _Writer:
 
     def _size(self, size: Size) -> str:
         return str(size) if isinstance(size, int) else f"({self.printer.doprint(size)})"
+
+
+def laid_out(plan: Plan) -> set[int]:
+    """The spaces whose layout something relies on: a kernel, or a view."""
+    found: set[int] = set()
+
+    def note(value: Any) -> Any:
+        if isinstance(value, TensorRef) and value.view is not None:
+            found.add(value.space)
+        return value
+
+    fx.node.map_aggregate(list(plan.outputs), note)
+    for step in plan.steps:
+        if isinstance(step, EagerStep):
+            fx.node.map_aggregate((step.args, step.kwargs), note)
+        else:
+            found.update(n for n in step.spaces if n is not None)
+    return found
 
 
 def planned(

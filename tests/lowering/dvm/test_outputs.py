@@ -54,6 +54,33 @@ def homes(results: Any, args: Sequence[Any]) -> list[tuple[str, int] | None]:
     return found
 
 
+@torch.no_grad()
+def test_views_of_two_parts_of_one_tensor() -> None:
+    torch._dynamo.reset()
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return y.t(), x[1:], y[2:]
+
+    compiled = Compiled(f)
+    for rows in (8, 10):
+        a = r(rows, 3)
+        args = a[:4], a[rows - 4 :]
+        got, want = compiled(*args), f(*args)
+        assert [(t.data_ptr(), t.stride()) for t in got] == [
+            (t.data_ptr(), t.stride()) for t in want
+        ]
+
+
+@torch.no_grad()
+def test_views_that_begin_where_data_says() -> None:
+    torch._dynamo.reset()
+    x, at = r(7, 3), torch.tensor([2, 5])
+    compiled = Compiled(torch.tensor_split)
+    got, want = compiled(x, at), torch.tensor_split(x, at)
+    assert_close(got, want)
+    assert homes(got, [x]) == homes(want, [x])
+
+
 @pytest.mark.filterwarnings("error::vtc.errors.VtcWarning")
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()

@@ -105,6 +105,7 @@ BINARY: dict[str, Case] = {
     "pow": (lambda x, y: torch.pow(x.abs() + 0.1, y), two),
     "pow scalars": (lambda x, y: x**2 + y**3 + (x.abs() + 1) ** -0.5 + 2.0**x, two),
     "integer pow": (lambda x, y: x**2 + y**y, integers),
+    "integer pow below 0": (lambda x, y: ((x % 4 - 2) ** (y - 5), 2 ** (y - 5)), integers),
     "lerp": (lambda x, y: torch.lerp(x, y, 0.3) + torch.lerp(x, y, torch.sigmoid(y)), two),
     "addcmul": (lambda x, y: torch.addcmul(x, x, y, value=0.5), two),
     "addcdiv": (lambda x, y: torch.addcdiv(x, x, y.abs() + 1, value=2), two),

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from vtc.graph.program import InputView, Program, value_of
 from vtc.index import Size, sizes
 from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
-from vtc.lowering.dvm.nodes import Node, Weak
+from vtc.lowering.dvm.nodes import Node, Unsupported, Weak
 from vtc.lowering.dvm.plan import ScalarRef, Space, TensorRef
 from vtc.lowering.dvm.translate import Translation
 
@@ -37,10 +38,13 @@ def outputs_of(program: Program, own: Translation) -> list[Output]:
     owners = _owners(program)
     bases: dict[int, Node] = {}
     taken: dict[Node, int] = {}
+    inputs: dict[Node, fx.Node] = {}
     for node in program.inputs:
-        if isinstance(own.values[node], Node):
+        value = own.values[node]
+        if isinstance(value, Node):
             storage = _storage(value_of(node))
-            bases[storage], taken[own.values[node]] = own.values[node], storage
+            bases.setdefault(storage, value)
+            taken[value], inputs[value] = storage, node
 
     def output(k: int, node: Any) -> Output:
         value = own.values[node] if isinstance(node, fx.Node) else node
@@ -51,6 +55,11 @@ def outputs_of(program: Program, own: Translation) -> list[Output]:
         fake = value_of(node)
         storage = _storage(fake)
         owner = owners[storage]
+        if value.op == "external" and value is not own.values[owner]:
+            return Output(value, value, fake)  # the call gives the view
+        source = inputs.get(_source(value))
+        if source is not None and _storage(value_of(source)) == storage:
+            return Output(value, own.values[source], value_of(source))
         if storage not in bases:
             base = own.values[owner]
             if taken.setdefault(base, storage) != storage:
@@ -59,6 +68,13 @@ def outputs_of(program: Program, own: Translation) -> list[Output]:
         return Output(value, bases[storage], value_of(owner))
 
     return [output(k, node) for k, node in enumerate(program.outputs)]
+
+
+def _source(node: Node) -> Node:
+    """What a chain of movement begins with."""
+    while node.op == "move":
+        node = node.operands[0]
+    return node
 
 
 def _owners(program: Program) -> dict[int, fx.Node]:
@@ -104,10 +120,21 @@ def reference(own: Translation, fusion: Fusion, program: Program, k: int, output
     fake, under = value_of(program.outputs[k]), output.under
     shape, stride = _sizes(fake.shape), _sizes(fake.stride())
     start = sizes.sub(_size(fake.storage_offset()), _size(under.storage_offset()))
+    if _told_nowhere(start, own):
+        seen = fusion.view(output.value)
+        if seen is None:
+            raise Unsupported("a view that begins where only its result tells")
+        return seen
     space = fusion.spaces[home.buffer]
     if home.offset == start == 0 and (space.shape, space.stride) == (shape, stride):
         return TensorRef(home.buffer)
     return TensorRef(home.buffer, (shape, stride, sizes.add(home.offset, start)))
+
+
+def _told_nowhere(start: Size, own: Translation) -> bool:
+    """PyTorch makes a symbol of its own for where a slice from a data-dependent place begins."""
+    symbols = () if isinstance(start, int) else start.free_symbols
+    return any(symbol_is_type(s, SymT.UNBACKED_INT) and s not in own.known for s in symbols)
 
 
 def _sizes(values: Sequence[Any]) -> tuple[Size, ...]:

@@ -181,13 +181,28 @@ def _pow(own: Lowering, a: Any, b: Any) -> Node:
     if own.dtype.is_integer:
         if isinstance(b, int) and b == 2:
             return own.arith("mul", a, a)
-        return own.arith("ipow", a, b)
+        return own.graph.cast(_integer_power(own, a, b), own.dtype)
     x = own.operand(a, own.dtype)
     if isinstance(b, int | float) and not isinstance(b, bool):
         found = _fixed_power(own, x, float(b))
         if found is not None:
             return own.tagged(found)
     return own.arith("pow", a, b)
+
+
+def _integer_power(own: Lowering, a: Any, b: Any) -> Node:
+    """a**b; to a negative power 1 is 1, -1 is 1 or -1, and the rest 0."""
+    wide = own.dtype.compute
+    base, power = own.operand(a, wide), own.operand(b, wide)
+    found = own.op("ipow", base, power)
+    if isinstance(b, int) and b >= 0:
+        return found
+    zero, one, below = (own.number(n, base) for n in (0, 1, -1))
+    odd = own.op("eq", own.op("and", power, one), one)
+    turned = own.op("select", odd, below, one)
+    unit = own.op("select", own.op("eq", base, below), turned, zero)
+    inverse = own.op("select", own.op("eq", base, one), one, unit)
+    return own.op("select", own.op("lt", power, zero), inverse, found)
 
 
 @rule(aten.ldexp.Tensor)

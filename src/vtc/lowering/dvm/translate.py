@@ -148,7 +148,7 @@ def _translated(
     target, value = node.target, value_of(node)
     if target in _CHECKS:
         return None
-    if node in movements:
+    if node in movements and not _new_symbols(own, value):
         return _moved(own, movements[node])
     if target is operator.getitem and not isinstance(own.values[node.args[0]], Node):
         return own.values[node.args[0]][node.args[1]]
