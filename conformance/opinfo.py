@@ -60,7 +60,7 @@ def main(
     verdicts = read(state)[0]
     print(summary(verdicts))
     if output is not None:
-        output.write_text(text(score(verdicts, engine, variant)))
+        output.write_text(text(score(verdicts, engine, variant, each)))
 
 
 def tasks(variant: str) -> Iterator[Task]:
@@ -172,7 +172,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def score(verdicts: Sequence[Verdict], engine: str, variant: str) -> dict[str, Any]:
+def score(verdicts: Sequence[Verdict], engine: str, variant: str, each: int) -> dict[str, Any]:
     judged = [v for v in verdicts if v.status != "skipped"]
     statuses = Counter(v.status for v in judged)
     compiled = statuses["compiled"] + statuses["split"]
@@ -185,6 +185,7 @@ def score(verdicts: Sequence[Verdict], engine: str, variant: str) -> dict[str, A
         "suite": "OpInfo",
         "engine": engine,
         "variant": variant,
+        "samples_of_an_operator_and_dtype": f"at most {each}" if each else "all",
         "versions": {"torch": torch.__version__},
         "samples": len(judged),
         "skipped": len(verdicts) - len(judged),
