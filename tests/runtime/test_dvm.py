@@ -121,6 +121,20 @@ def test_a_branch_on_a_size_of_zero_is_taken_when_it_is() -> None:
         torch.testing.assert_close(compiled(x), f(x))
 
 
+@pytest.mark.parametrize("first", [3, 1])
+@torch.no_grad()
+def test_a_dimension_is_squeezed_when_its_size_is_1(first: int) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.squeeze(1) * 2, x.squeeze()
+
+    compiled = vtc.compile(f, engine="dvm")
+    for n in (first, 1, 4, 1, 3):
+        x = r(5, n, 2)
+        for got, want in zip(compiled(x), f(x), strict=True):
+            assert got.shape == want.shape
+            assert torch.equal(got, want)
+
+
 @torch.library.custom_op("vtc_tests::wide_sum", mutates_args=())
 def wide_sum(x: Tensor) -> Tensor:
     """Its fake kernel says f32, and rows behind one another."""

@@ -18,6 +18,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from vtc.graph.program import value_of
 from vtc.index import IndexMap, Size, affine
 
+aten = torch.ops.aten
+
 
 class TooWide(Exception):  # noqa: N818 - a finding about a graph, not an error
     """The graph takes a size for any that has to be 1."""
@@ -71,6 +73,29 @@ class Hints:
                 last = affine.interval(form, piece.bounds)[1]
                 if self.unit(size) and isinstance(last, int) and last > 0:
                     raise TooWide
+
+
+_SQUEEZES = {
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze_copy.default,
+    aten.squeeze_copy.dim,
+    aten.squeeze_copy.dims,
+}
+
+
+def check_squeeze(node: fx.Node) -> None:
+    """Raises TooWide where a dimension to be squeezed is a symbol that is 1 now; one that is not
+    gets a guard that it never is, which PyTorch leaves out."""
+    if node.target not in _SQUEEZES:
+        return
+    value = value_of(node.args[0])
+    dims = node.args[1] if len(node.args) > 1 else range(value.dim())
+    for d in [dims] if isinstance(dims, int) else dims:
+        size = value.shape[d] if value.dim() else 0
+        if isinstance(size, torch.SymInt) and size.node.has_hint() and bool(size == 1):
+            raise TooWide
 
 
 def exclude_empty(inputs: Iterable[fx.Node]) -> None:

@@ -33,7 +33,7 @@ from vtc.lowering.dvm import (
     rules_pointwise,
     rules_pool,
 )
-from vtc.lowering.dvm.hints import Hints
+from vtc.lowering.dvm.hints import Hints, check_squeeze
 from vtc.lowering.dvm.nodes import (
     Call,
     Conditional,
@@ -148,6 +148,7 @@ def _translated(
     target, value = node.target, value_of(node)
     if target in _CHECKS:
         return None
+    check_squeeze(node)
     if node in movements and not _new_symbols(own, value):
         return _moved(own, movements[node])
     if target is operator.getitem and not isinstance(own.values[node.args[0]], Node):
