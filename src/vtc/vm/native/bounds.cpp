@@ -54,7 +54,7 @@ void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
         check(a[operand], n, s.dims + 1, extent(a[operand]));
       }
       n[column] = width;
-    } else {
+    } else if (i.op == OP_LOAD || i.op == OP_STORE) {
       check(*a, n, s.dims, extent(*a));
     }
   }
