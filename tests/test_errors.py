@@ -65,6 +65,11 @@ EXAMPLES: list[tuple[VtcError | VtcWarning, type[BaseException], tuple[str, ...]
     (errors.WeightsChangedError("conv.weight"), RuntimeError, ("'conv.weight'", "freeze=False")),
     (errors.CaptureError("Net", "it calls print"), RuntimeError, ("Net", "it calls print")),
     (
+        errors.UnexpectedResultError("aten.foo.default", (3,), (4,)),
+        RuntimeError,
+        ("aten.foo.default", "(3,)", "(4,)", "engine='inductor'"),
+    ),
+    (
         errors.PlanCheckError("(v)", "input x is written"),
         AssertionError,
         ("(v)", "input x is written", "VTC_MATERIALIZE=all"),

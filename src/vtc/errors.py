@@ -30,6 +30,7 @@ __all__ = [
     "ProfileMemoryError",
     "SaveError",
     "SignatureError",
+    "UnexpectedResultError",
     "UnknownChoiceError",
     "UnknownModelError",
     "UnknownOptionError",
@@ -256,6 +257,17 @@ class PlanCheckError(VtcError, AssertionError):
         super().__init__(
             f"the plan breaks rule {rule}: {reason}; this is a bug in vtc: please report it, and "
             f"set VTC_MATERIALIZE=all to go on without virtual tensors"
+        )
+
+
+class UnexpectedResultError(VtcError, RuntimeError):
+    """An operator's result has another shape than PyTorch's fake tensors said."""
+
+    def __init__(self, operator: str, shape: tuple[int, ...], planned: tuple[int, ...]) -> None:
+        self.operator, self.shape, self.planned = operator, shape, planned
+        super().__init__(
+            f"{operator} gave a tensor of shape {shape} where PyTorch's shape inference said "
+            f"{planned}, for which the program was made; use engine='inductor' for this model"
         )
 
 

@@ -10,6 +10,11 @@ from torch import Tensor
 
 import vtc
 from patterns.dynamic_patterns import DYNAMIC
+from vtc.lowering.dvm.plan import ModuleStep, Plan, Space, TensorRef
+from vtc.program.dtypes import DType
+from vtc.program.module import Buffer, Module
+from vtc.program.tile import Access, Instr, TileKernel
+from vtc.program.verify import ProgramError
 from vtc.runtime import dvm
 from vtc.runtime.dvm import counters
 
@@ -95,6 +100,141 @@ def test_an_index_out_of_range_is_an_error() -> None:
     compiled(r(6, 3), torch.tensor([5, -6]))
     with pytest.raises(IndexError, match="out of"):
         compiled(r(6, 3), torch.tensor([0, 6]))
+
+
+@torch.no_grad()
+def test_tensors_without_elements_have_no_address() -> None:
+    compiled = vtc.compile(lambda c, a, b: (torch.addmm(c, a, b), (a * 2).flip(0, 1)), engine="dvm")
+    for m, k, n in ((5, 0, 4), (3, 2, 6), (0, 3, 4), (3, 2, 0)):
+        args = r(m, n), r(m, k), r(k, n)
+        torch.testing.assert_close(compiled(*args), (torch.addmm(*args), (args[1] * 2).flip(0, 1)))
+
+
+@torch.no_grad()
+def test_a_branch_on_a_size_of_zero_is_taken_when_it_is() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sum() if x.numel() > 0 else torch.full((), -1.0)
+
+    compiled = vtc.compile(f, engine="dvm")
+    for n in (4, 0, 1, 0, 7):
+        x = r(n, 3)
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+@pytest.mark.parametrize("first", [3, 1])
+@torch.no_grad()
+def test_a_dimension_is_squeezed_when_its_size_is_1(first: int) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.squeeze(1) * 2, x.squeeze()
+
+    compiled = vtc.compile(f, engine="dvm")
+    for n in (first, 1, 4, 1, 3):
+        x = r(5, n, 2)
+        for got, want in zip(compiled(x), f(x), strict=True):
+            assert got.shape == want.shape
+            assert torch.equal(got, want)
+
+
+@torch.library.custom_op("vtc_tests::wide_sum", mutates_args=())
+def wide_sum(x: Tensor) -> Tensor:
+    """Its fake kernel says f32, and rows behind one another."""
+    return x.double().sum(0, keepdim=True).t()
+
+
+@wide_sum.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[1], 1)
+
+
+@torch.library.custom_op("vtc_tests::odd_rows", mutates_args=())
+def odd_rows(x: Tensor) -> Tensor:
+    """Its fake kernel says as many rows as there were."""
+    return x[::2].clone()
+
+
+@odd_rows.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.no_grad()
+def test_a_result_of_another_dtype_than_inferred_is_cast() -> None:
+    x = r(4, 3)
+    compiled = vtc.compile(lambda x: wide_sum(x) * 2, engine="dvm")
+    with pytest.warns(vtc.errors.FallbackWarning, match="wide_sum"):
+        got = compiled(x)
+    torch.testing.assert_close(got, x.sum(0)[:, None] * 2)
+
+
+@torch.no_grad()
+def test_a_result_of_another_shape_than_inferred_is_an_error() -> None:
+    compiled = vtc.compile(lambda x: odd_rows(x) * 2, engine="dvm")
+    unexpected = pytest.raises(vtc.errors.UnexpectedResultError, match="odd_rows")
+    with pytest.warns(vtc.errors.FallbackWarning, match="odd_rows"), unexpected:
+        compiled(r(4, 3))
+
+
+@torch.no_grad()
+def test_a_result_without_any_kernel_is_allocated() -> None:
+    compiled = vtc.compile(lambda x: x.flip(0), engine="dvm", dynamic=False)
+    assert compiled(torch.empty(0, 3)).shape == (0, 3)
+
+
+class Cropped(torch.nn.Module):
+    """Crops one side by more than there may be, and repeats the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (-4, 5), "replicate") * 2
+
+
+@torch.no_grad()
+def test_padding_that_crops_more_than_there_is() -> None:
+    compiled = vtc.compile(Cropped(), engine="dvm")
+    for n in (6, 4, 3, 9):
+        x = r(2, 3, n)
+        assert torch.equal(compiled(x), Cropped()(x))
+
+
+@torch.no_grad()
+def test_storage_that_begins_elsewhere_each_time() -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.as_strided(x, (2, 2), (1, 2), 3) * 2
+
+    compiled = vtc.compile(f, engine="dvm")
+    with pytest.warns(vtc.errors.FallbackWarning, match="as_strided"):
+        compiled(torch.arange(20.0)[1:10].reshape(3, 3))
+    for start in (1, 2, 5):
+        x = torch.arange(20.0)[start : start + 9].reshape(3, 3)
+        assert torch.equal(compiled(x), f(x))
+
+
+@torch.no_grad()
+def test_sizes_that_cannot_be_encoded_run_as_eager_pytorch(monkeypatch: Any) -> None:
+    def refused(*_: Any) -> None:
+        raise NotImplementedError("a kernel has too many registers")
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.add_(1), x.sort(-1).values * 2
+
+    compiled = vtc.compile(f, engine="dvm")
+    with pytest.warns(vtc.errors.FallbackWarning, match="sort"):
+        compiled(r(3, 4))
+    monkeypatch.setattr(dvm.machine.Machine, "encode", refused)
+    ours, theirs = (torch.arange(20.0).reshape(5, 4) for _ in range(2))
+    with pytest.warns(vtc.errors.FallbackWarning, match="a call.*too many registers"):
+        torch.testing.assert_close(compiled(ours), f(theirs))
+    assert torch.equal(ours, theirs)
+
+
+def test_a_malformed_module_never_reaches_the_machine() -> None:
+    body = (Instr("const", (), DType.BOOL, constant=True), Instr("neg", (0,), DType.BOOL))
+    store = Instr("store", (1,), DType.BOOL, Access(0, 0, (1,)))
+    kernel = TileKernel("k0", (4,), frozenset(), (*body, store))
+    module = Module((), (Buffer("t0", "output", DType.BOOL, 4),), (kernel,))
+    space = Space("made", DType.BOOL, (4,), (1,))
+    plan = Plan(0, (), (space,), (ModuleStep(module, (0,)),), (TensorRef(0),))
+    with pytest.raises(ProgramError, match="neg of bool"):
+        dvm.Program(plan, dvm.native_machine())
 
 
 @torch.no_grad()

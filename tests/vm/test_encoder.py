@@ -179,6 +179,19 @@ def test_more_dimensions_than_the_machine_has_are_refused():
         encoded(made, *[2] * 9)
 
 
+@pytest.mark.parametrize(("offset", "size"), [(-1, 4), (1, 5), (0, 6)])
+def test_an_address_outside_of_its_buffer_is_refused(offset: int, size: int):
+    """Whatever made the module: nothing else's memory is touched."""
+    kernel = Kernel("beyond", (A,))
+    kernel.store(1, kernel.load(0, 1), 1, offset=offset)
+    made = module(
+        kernel, buffers=[buffer("x", DType.F32, A), buffer("y", DType.F32, 5)], symbols=("a",)
+    )
+    encoded(made, 4) if offset == 0 else None
+    with pytest.raises(NotImplementedError, match="outside of its buffer"):
+        encoded(made, size)
+
+
 def test_terms_name_the_registers_of_their_values():
     kernel = Kernel("gather", (A, B))
     index = kernel.load(1, 1, 0, dtype=DType.I64)

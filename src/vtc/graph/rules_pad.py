@@ -61,7 +61,7 @@ def pad(
         load = _bordered(target, pads, added, value)
     else:
         found = [
-            _SEGMENTS[mode](c, s, *p)
+            _segments(mode, c, s, p)
             for c, s, p in zip(coordinates(len(shape)), shape, pads, strict=True)
         ]
         segments = [f for f in found if f is not None]
@@ -92,6 +92,18 @@ def _bordered(
             bounds = [*inside[:d], (first, last), *((0, s) for s in target[d + 1 :])]
             pieces.append(filled([b[0] for b in bounds], [b[1] for b in bounds], value))
     return mapped(target, pieces)
+
+
+def _segments(mode: str, c: Index, size: Size, pads: tuple[Size, Size]) -> list[Segment] | None:
+    """A dimension's segments; None where sizes that are not known decide which ones there are."""
+    low, high = pads
+    if all(isinstance(n, int) for n in (size, low, high)):
+        return _SEGMENTS[mode](c, size, low, high)
+    if max_zero(low) == max_zero(high) == 0:
+        return [(0, low + size + high, c - low)]
+    # What is cropped on one side may be more than there is, and reach into the other.
+    grows = max_zero(-low) == max_zero(-high) == 0
+    return _SEGMENTS[mode](c, size, low, high) if grows else None
 
 
 def _edge(c: Index, size: Size, low: Size, high: Size) -> list[Segment] | None:

@@ -177,6 +177,11 @@ def maximum(a: Size, b: Size) -> Size:
     return b if minimum(a, b) is a else a
 
 
+def sign(a: Size) -> Size:
+    """1 if a > 0, 0 if a is 0, for a >= 0: also where a symbol that counts as positive is 0."""
+    return floor_div(mul(a, 2), add(a, 1))
+
+
 def exact_div(a: Size, b: Size) -> Size | None:
     """a / b where b divides a for all values of the symbols, else None. b is not zero."""
     if type(a) is int and type(b) is int:

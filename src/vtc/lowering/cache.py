@@ -53,8 +53,13 @@ class ProfileCache:
             with tempfile.NamedTemporaryFile(
                 "w", dir=self.folder, suffix=".tmp", delete=False
             ) as file:
-                json.dump({"microseconds": microseconds}, file)
-            Path(file.name).replace(self.folder / f"{key}.json")
+                try:
+                    json.dump({"microseconds": microseconds}, file)
+                    file.flush()  # a full disk is told here
+                    Path(file.name).replace(self.folder / f"{key}.json")
+                except BaseException:
+                    Path(file.name).unlink(missing_ok=True)
+                    raise
         except OSError as error:
             self.writable = False
             warnings.warn(errors.CacheUnwritableWarning(self.folder, str(error)), stacklevel=2)

@@ -8,6 +8,7 @@ The function that does it is written out as text once a plan (`Program.source`).
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 import sympy
 import torch
+from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
 
 from vtc import errors
@@ -23,6 +25,7 @@ from vtc.index import Size
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
 from vtc.program.module import Module
 from vtc.program.sizes import size_value
+from vtc.program.verify import verify
 from vtc.runtime.prepack import Operand, Watched
 from vtc.vm import machine
 
@@ -80,15 +83,23 @@ def native_machine() -> Callable[[Module], Machine]:
 
 
 class Program:
-    """A plan as a callable on the graph's inputs."""
+    """A plan as a callable on the graph's inputs. Raises ProgramError for a malformed module.
 
-    def __init__(self, plan: Plan, make: Callable[[Module], Machine]) -> None:
-        self.plan = plan
-        self.machines = {
-            k: make(step.module)
-            for k, step in enumerate(plan.steps)
-            if isinstance(step, ModuleStep)
-        }
+    A call whose sizes the machine cannot encode runs by `eager`, with a warning; only if an input
+    that the graph updates was written by then is NotImplementedError raised.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        make: Callable[[Module], Machine],
+        eager: Callable[..., Any] | None = None,
+    ) -> None:
+        self.plan, self.eager = plan, eager
+        modules = {k: s.module for k, s in enumerate(plan.steps) if isinstance(s, ModuleStep)}
+        for module in modules.values():
+            verify(module)
+        self.machines = {k: make(module) for k, module in modules.items()}
         # Operands of one form share a module, which is encoded once.
         encode = functools.cache(lambda module: make(module).encode(()))
         self.operands = [Operand(own, encode, self._count_pack) for own in plan.prepacked]
@@ -102,7 +113,16 @@ class Program:
         warn_of(plan)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
-        return self.run(*args)
+        try:
+            return self.run(*args)
+        except _NotEncoded as failure:
+            cause = failure.__cause__
+            if self.eager is None or failure.step > first_update(self.plan):
+                raise NotImplementedError(str(cause)) from failure
+            warning = errors.FallbackWarning("a call", str(cause), "eager PyTorch")
+            warnings.warn(warning, stacklevel=2)
+            found: tuple[Any, ...] = self.eager(*args)
+            return found
 
     @staticmethod
     def _count_pack() -> None:
@@ -122,18 +142,20 @@ class Program:
         names = stage_symbols(self.plan, step)
         packed = prepacked(self.plan, step)
         order = weights_of(self.plan, step)
+        lock = threading.Lock()
 
         def prepare(memo: dict[Any, Any], values: tuple[int, ...]) -> Any:
             known = dict(zip(names, values, strict=True))
-            encoded = own.encode([known[s] for s in module.symbols])
+            try:
+                encoded = own.encode([known[s] for s in module.symbols])
+            except NotImplementedError as error:
+                raise _NotEncoded(k) from error
             counters.encodes += 1
             layouts = [
                 tuple(size_value(n, known) for n in part)
                 for space in made
                 for part in (space.shape, space.stride)
             ]
-            if len(memo) >= KEPT:
-                memo.pop(next(iter(memo)))
             watched: tuple[Watched, ...] = ()
             if packed:
                 wanted = [
@@ -141,10 +163,37 @@ class Program:
                     for number, used in zip(packed, encoded.used, strict=False)
                 ]
                 watched = (Watched(wanted, order, self.lock),)
-            memo[values] = found = (encoded.run, *watched, *layouts)
+            found = (encoded.run, *watched, *layouts)
+            with lock:  # threads may meet new sizes at once
+                if len(memo) >= KEPT:
+                    memo.pop(next(iter(memo)))
+                memo[values] = found
             return found
 
         return prepare
+
+
+class _NotEncoded(Exception):  # noqa: N818 - a finding about a call's sizes
+    """The module of step `step` cannot be encoded for these sizes."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+def first_update(plan: Plan) -> int:
+    """The first step that writes an input."""
+    for k, step in enumerate(plan.steps):
+        if isinstance(step, ModuleStep):
+            inputs = [n is not None and plan.spaces[n].kind == "input" for n in step.spaces]
+            kernels = step.module.kernels()
+            if any(
+                i.op == "store" and i.access and inputs[i.access.buffer]
+                for kernel in kernels
+                for i in kernel.body
+            ):
+                return k
+    return len(plan.steps)
 
 
 def warn_of(plan: Plan) -> None:
@@ -202,9 +251,13 @@ class _Writer:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.lines: list[str] = []
+        self.defined: set[int] = set()
+        self.laid_out = laid_out(plan)
         self.names: dict[str, Any] = {
             "empty_strided": torch.empty_strided,
             "as_strided": torch.as_strided,
+            "math": math,  # these two in printed sizes
+            "torch": torch,
         }
         self.printer = PythonPrinter()
         # What an eager call gives may itself start inside its storage; what is allocated does not.
@@ -220,11 +273,16 @@ class _Writer:
         for k, constant in enumerate(plan.constants):
             self.names[f"a{plan.inputs + k}"] = constant
         for name, number, (kind, d) in plan.symbols:
-            read = {"value": "", "size": f".shape[{d}]", "stride": f".stride({d})"}[kind]
-            self.lines.append(f"{name} = a{number}{read}")
+            read = {
+                "value": "",
+                "size": f".shape[{d}]",
+                "stride": f".stride({d})",
+                "offset": ".storage_offset()",
+            }
+            self.lines.append(f"{name} = a{number}{read[kind]}")
         for number in plan.unwritten:
             space = plan.spaces[number]
-            self._allocate(number, self._tuple(space.shape), self._tuple(space.stride))
+            self._allocated(number, self._tuple(space.shape), self._tuple(space.stride))
         for k, step in enumerate(plan.steps):
             if isinstance(step, ModuleStep):
                 self._module(k, step)
@@ -246,7 +304,7 @@ class _Writer:
         packed = prepacked(self.plan, step)
         self.lines.append(f"call, {'packed, ' if packed else ''}{targets}= known")
         for number in made:
-            self._allocate(number, f"shape{number}", f"stride{number}")
+            self._allocated(number, f"shape{number}", f"stride{number}")
         pointers = ""
         if packed:
             # Held while the call runs, so that the copies stay.
@@ -263,7 +321,8 @@ class _Writer:
             self.names["increment_version"] = torch.autograd.graph.increment_version
             self.lines.append(f"increment_version(({updated}))")
 
-    def _allocate(self, number: int, shape: str, stride: str) -> None:
+    def _allocated(self, number: int, shape: str, stride: str) -> None:
+        self.defined.add(number)
         self.names[f"dtype{number}"] = self.plan.spaces[number].dtype.torch_dtype
         self.lines.append(f"t{number} = empty_strided({shape}, {stride}, dtype=dtype{number})")
 
@@ -276,14 +335,22 @@ class _Writer:
         for part, number in step.results:
             value = f"r{k}" if part is None else f"r{k}[{part}]"
             self.lines.append(f"t{number} = {value}")
+            self.defined.add(number)
         for name, part, d in step.symbols:
             value = f"r{k}" if part is None else f"r{k}[{part}]"
             self.lines.append(f"{name} = {value}" if d < 0 else f"{name} = {value}.shape[{d}]")
         for _, number in step.results:
-            stride = self._tuple(self.plan.spaces[number].stride)
-            self.lines.append(f"if t{number}.stride() != {stride}:")
-            self.lines.append(f"    t{number} = restrided(t{number}, {stride})")
-            self.names["restrided"] = restrided
+            if number not in self.laid_out:
+                continue
+            space = self.plan.spaces[number]
+            shape, stride = self._tuple(space.shape), self._tuple(space.stride)
+            t, dtype = f"t{number}", f"dtype{number}"
+            self.names[dtype] = space.dtype.torch_dtype
+            self.lines.append(
+                f"if {t}.stride() != {stride} or {t}.dtype is not {dtype} or {t}.shape != {shape}:"
+            )
+            self.lines.append(f"    {t} = planned({t}, {shape}, {stride}, {dtype}, {step.name!r})")
+            self.names["planned"] = planned
 
     def _address(self, number: int) -> str:
         """The address of a space. An empty tensor has none, though its strides span elements."""
@@ -296,7 +363,11 @@ class _Writer:
 
     def _space(self, number: int) -> str:
         space = self.plan.spaces[number]
-        return f"a{space.number}" if space.kind == "input" else f"t{number}"
+        if space.kind == "input":
+            return f"a{space.number}"
+        if number not in self.defined:  # no kernel writes a tensor without elements
+            self._allocated(number, self._tuple(space.shape), self._tuple(space.stride))
+        return f"t{number}"
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, TensorRef):
@@ -331,11 +402,38 @@ class _Writer:
         return str(size) if isinstance(size, int) else f"({self.printer.doprint(size)})"
 
 
-def restrided(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with the strides that the plan was made for, unless no element shows them."""
-    shape = tensor.shape
+def laid_out(plan: Plan) -> set[int]:
+    """The spaces whose layout something relies on: a kernel, or a view."""
+    found: set[int] = set()
+
+    def note(value: Any) -> Any:
+        if isinstance(value, TensorRef) and value.view is not None:
+            found.add(value.space)
+        return value
+
+    fx.node.map_aggregate(list(plan.outputs), note)
+    for step in plan.steps:
+        if isinstance(step, EagerStep):
+            fx.node.map_aggregate((step.args, step.kwargs), note)
+        else:
+            found.update(n for n in step.spaces if n is not None)
+    return found
+
+
+def planned(
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    operator: str,
+) -> torch.Tensor:
+    """What an eager call gave, with the strides and the dtype that the plan was made for: PyTorch's
+    fake tensors do not always say what its kernels do. Raises UnexpectedResultError for another
+    shape."""
+    if tensor.shape != shape:
+        raise errors.UnexpectedResultError(operator, tuple(tensor.shape), shape)
     same = (s == 1 or a == b for s, a, b in zip(shape, tensor.stride(), stride, strict=True))
-    if 0 in shape or all(same):
+    if tensor.dtype is dtype and (0 in shape or all(same)):
         return tensor
-    made = torch.empty_strided(shape, stride, dtype=tensor.dtype)
+    made = torch.empty_strided(shape, stride, dtype=dtype)
     return made.copy_(tensor)

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 import torch.fx.experimental._config as symbolic_config
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import counters as dynamo_counters
 
 from vtc import errors
 from vtc.graph.capture import capture
 from vtc.graph.program import Program as Captured
 from vtc.lowering.dvm import Packing, Plan, lower
-from vtc.lowering.dvm.units import broadcasts_a_symbol
+from vtc.lowering.dvm.hints import TooWide, exclude_empty
 from vtc.lowering.settings import Compiled, Settings
 from vtc.program.module import Module
 from vtc.runtime.calls import sharing
@@ -53,13 +54,13 @@ def compile_graph(
     try:
         refuse_gradients(graph_module, inputs)
         captured, plan, times = planned(graph_module, inputs, settings)
-        run = Program(plan, machine)
+        run = Program(plan, machine, graph_module.forward)
     except Unsuitable as finding:
         return finding.instead
     except TooWide:
         if symbolic_config.backed_size_oblivious:
             raise  # to `_Traced`, which has the frame traced again
-        return _eager(graph_module, "the graph", "it broadcasts a size that is a symbol")
+        return _eager(graph_module, "the graph", "it takes a size of 0 or 1 for any size")
     except errors.CaptureError as error:
         return _eager(graph_module, error.model, error.reason)
     except Exception as error:  # a bug of ours must not stop the user's model
@@ -80,8 +81,8 @@ def planned(
     """
     started = time.perf_counter()
     captured = capture(graph_module, inputs, branches=True)
-    if broadcasts_a_symbol(captured):
-        raise TooWide
+    if symbolic_config.backed_size_oblivious:
+        exclude_empty(captured.inputs)
     updated = [i for i, _ in captured.updates]
     if sharing([*inputs, *captured.constants], updated):
         raise errors.CaptureError("the graph", "arguments share storage, and one is updated")
@@ -101,10 +102,6 @@ def packing(settings: Settings) -> Packing | None:
     """How weights are prepacked: for the machine at hand, within the option's bound."""
     most = int(settings.options.prepack_mib * (1 << 20))
     return Packing(panel_width(), most, pairs_bf16())
-
-
-class TooWide(Exception):  # noqa: N818 - a finding about a graph, not an error
-    """The graph takes a size for any that has to be 1."""
 
 
 def _eager(graph_module: fx.GraphModule, what: str, reason: str) -> Compiled:
@@ -142,8 +139,8 @@ def record(
 
 
 def dynamic(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compile(model, backend=backend, dynamic=True)` for sizes 0 and 1 too, and with
-    changing Python numbers and data-dependent sizes captured.
+    """`torch.compile(model, backend=backend, dynamic=True)` for size 1 too, with changing Python
+    numbers and data-dependent sizes captured.
 
     Dynamo's settings for that hold only while it traces a frame of this model.
     """
@@ -155,9 +152,9 @@ def dynamic(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
 class _Traced:
     """Dynamo's compilation of a frame.
 
-    A frame is traced with sizes 0 and 1 as sizes like others. What PyTorch cannot trace so
-    (dimensions that are broadcast because their size is 1 now), or only in pieces, it traces again
-    by its usual rules: nothing of the frame has run yet.
+    A frame is traced with size 1 as a size like others. What PyTorch cannot trace so (dimensions
+    that are broadcast because their size is 1 now, tensors without elements), or only in pieces, it
+    traces again by its usual rules: nothing of the frame has run yet.
     """
 
     def __init__(self, callback: Any) -> None:
@@ -167,6 +164,10 @@ class _Traced:
         return getattr(self._torchdynamo_orig_backend, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with compile_lock:  # Dynamo's settings are those of all threads, in some releases
+            return self._traced_frame(*args, **kwargs)
+
+    def _traced_frame(self, *args: Any, **kwargs: Any) -> Any:
         callback, breaks = self._torchdynamo_orig_backend, _graph_breaks()
         try:
             with _traced(oblivious=True):

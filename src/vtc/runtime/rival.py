@@ -21,6 +21,7 @@ from vtc.graph.program import Program as Captured
 from vtc.graph.program import value_of
 from vtc.lowering.cache import ProfileCache
 from vtc.lowering.dvm import Plan
+from vtc.lowering.dvm.hints import TooWide
 from vtc.lowering.plan import device_of
 from vtc.lowering.settings import Settings
 from vtc.runtime import dvm_compile
@@ -66,7 +67,7 @@ def rival(graph_module: fx.GraphModule, inputs: Sequence[Any], settings: Setting
         if plan.eager or plan.symbols or captured.symbolic or device.type != "cpu":
             return None
         run = Program(plan, machine)
-    except (errors.VtcError, dvm_compile.TooWide):
+    except (errors.VtcError, TooWide):
         return None
     except Exception:  # a bug of the DVM's must not stop another engine
         logger.debug("lowering for the DVM failed", exc_info=True)

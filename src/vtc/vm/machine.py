@@ -159,7 +159,8 @@ class Machine:
         """The program for these values of the module's symbols, by integer arithmetic alone.
 
         Raises ValueError for a wrong number of sizes, NotImplementedError for a kernel beyond the
-        machine's limits (8 dimensions that do not merge, 255 registers).
+        machine's limits (8 dimensions that do not merge, 255 registers) or with an address outside
+        of its buffer.
         """
         return Encoded(self._encode(sizes), self.module)
 

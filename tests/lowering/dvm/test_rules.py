@@ -105,6 +105,7 @@ BINARY: dict[str, Case] = {
     "pow": (lambda x, y: torch.pow(x.abs() + 0.1, y), two),
     "pow scalars": (lambda x, y: x**2 + y**3 + (x.abs() + 1) ** -0.5 + 2.0**x, two),
     "integer pow": (lambda x, y: x**2 + y**y, integers),
+    "integer pow below 0": (lambda x, y: ((x % 4 - 2) ** (y - 5), 2 ** (y - 5)), integers),
     "lerp": (lambda x, y: torch.lerp(x, y, 0.3) + torch.lerp(x, y, torch.sigmoid(y)), two),
     "addcmul": (lambda x, y: torch.addcmul(x, x, y, value=0.5), two),
     "addcdiv": (lambda x, y: torch.addcdiv(x, x, y.abs() + 1, value=2), two),
@@ -112,6 +113,16 @@ BINARY: dict[str, Case] = {
     "comparisons of kinds": (lambda x, y: (x > 1.5, y == 2, x <= 3), integers),
     "bitwise": (lambda x, y: ((x & y) | (x ^ y), ~x), integers),
     "bool arithmetic": (lambda x, y: (x + y, x * y, x & y, x | y, x ^ y, ~x, x == y), bools),
+    "bool alpha": (lambda x, y: (torch.add(x, y, alpha=False), torch.add(x, y)), bools),
+    "bool extremes": (
+        lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), x.clamp(y), x.clamp_max(y)),
+        bools,
+    ),
+    "broadcast of a size that is 1": (
+        lambda x, y: (torch.maximum(x, y), torch.fmod(y, x), torch.eq(x, y)),
+        lambda m, n: (r(m, 1), r(m)),
+    ),
+    "copy that broadcasts": (lambda x: torch.expand_copy(x, (3, 4, 5)), lambda m, n: (r(1, 4, 1),)),
     "logical": (
         lambda x, y: (x.logical_and(y), x.logical_or(y), x.logical_xor(y), x.logical_not()),
         integers,
@@ -125,6 +136,10 @@ BINARY: dict[str, Case] = {
     "clamp": (lambda x, y: x.clamp(-0.5, 0.5) + y.clamp(min=0) + y.clamp_max(1), two),
     "clamp tensors": (lambda x, y: torch.clamp(x, y, y + 1), two),
     "nan_to_num": (lambda x, y: (torch.nan_to_num(x), torch.nan_to_num(y, 1, 2, 3)), with_nan),
+    "ldexp": (lambda x, y: torch.ldexp(x, torch.round(y * 3).int()), two),
+    "isclose": (lambda x, y: torch.isclose(x, x + y * 1e-6, equal_nan=True), two),
+    "differences": (lambda x, y: (torch.diff(x, n=2), torch.diff(y, dim=0)), two),
+    "cosine similarity": (F.cosine_similarity, two),
     "heaviside": (torch.heaviside, two),
     "casts": (lambda x, y: (x.int(), x.bool(), x.half().float(), y.to(torch.int8)), two),
     "type_as": (lambda x, y: x.type_as(y.double()), two),
@@ -173,6 +188,10 @@ FOLDS: dict[str, Case] = {
         lambda x, w: F.group_norm(x, 2, w, w),
         lambda m, n: (r(m, 6, n), r(6)),
     ),
+    "instance_norm": (
+        lambda x, w: (F.instance_norm(x, weight=w, bias=w), F.instance_norm(x)),
+        lambda m, n: (r(m, 6, n), r(6)),
+    ),
     "batch_norm": (
         lambda x, w, v: F.batch_norm(x, w, v, w, w),
         lambda m, n: (r(m, 5, n), r(5), torch.rand(5) + 0.5),
@@ -198,8 +217,36 @@ MADE: dict[str, Case] = {
     "eye": (lambda x: torch.eye(x.shape[0]) + torch.eye(x.shape[0], x.shape[0]), one),
     "tril triu": (lambda x: (x.tril(), x.triu(1), x.tril(-2), (x > 0).triu()), one),
     "one_hot": (lambda x, y: F.one_hot(y, 10), integers),
+    "linspace": (
+        lambda x: (
+            torch.linspace(-2, 5, 7), torch.linspace(-4.5, 7.5, 6, dtype=torch.int64),
+            torch.linspace(1, 2, 1), torch.linspace(x.shape[0], 2, 9),
+        ),
+        one,
+    ),
+    "logspace": (
+        lambda x: (torch.logspace(-2, 3, 7), torch.logspace(0, 3, 4, 2, dtype=torch.int64)), one,
+    ),
     "linspace by arange": (lambda x: torch.arange(x.shape[1]) / x.shape[1] + x, one),
 }  # fmt: skip
+
+
+class Padded(torch.nn.Module):
+    """Its amounts are constants to Dynamo."""
+
+    def __init__(self, mode: str, pads: tuple[int, ...]) -> None:
+        super().__init__()
+        self.mode, self.pads = mode, pads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.pad(x, self.pads, self.mode) * 2
+
+
+PADS: dict[str, Case] = {
+    f"{mode} {pads}": (Padded(mode, pads), lambda m, n: (r(2, 3, m, n),))
+    for mode in ("constant", "replicate", "reflect")
+    for pads in ((-2, -1, 0, 0), (1, 0, -2, -1), (2, 1, 1, 2))
+}
 
 POOLS: dict[str, Case] = {
     "max_pool2d": (
@@ -209,6 +256,10 @@ POOLS: dict[str, Case] = {
     "avg_pool2d": (
         lambda x: (F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 1, 1)),
         lambda m, n: (r(1, m, 8, 10),),
+    ),
+    "pools of other ranks": (
+        lambda x: (F.max_pool1d(x, 3, 2, 1), F.avg_pool1d(x, 2), F.adaptive_avg_pool1d(x, 1)),
+        lambda m, n: (r(2, m, 12),),
     ),
     "adaptive": (lambda x: F.adaptive_avg_pool2d(x, 1), lambda m, n: (r(2, m, n, 5),)),
 }
@@ -268,6 +319,10 @@ PRODUCTS: dict[str, Case] = {
         lambda m, n: (r(n), r(m, 6), r(6, n)),
     ),
     "baddbmm": (torch.baddbmm, lambda m, n: (r(2, m, n), r(2, m, 6), r(2, 6, n))),
+    "addbmm": (
+        lambda c, a, b: torch.addbmm(c, a, b, beta=0.5, alpha=2),
+        lambda m, n: (r(m, n), r(3, m, 6), r(3, 6, n)),
+    ),
     "mv dot outer": (
         lambda a, v, w: (torch.mv(a, v), torch.dot(v, v), torch.outer(w, v)),
         lambda m, n: (r(m, n), r(n), r(m)),
@@ -293,7 +348,7 @@ PRODUCTS: dict[str, Case] = {
 
 TABLES = {
     "unary": UNARY, "activation": ACTIVATIONS, "binary": BINARY, "fold": FOLDS, "made": MADE,
-    "pool": POOLS, "product": PRODUCTS,
+    "pad": PADS, "pool": POOLS, "product": PRODUCTS,
 }  # fmt: skip
 CASES = [
     pytest.param(case, id=f"{table} {name}")
@@ -306,5 +361,5 @@ CASES = [
 def test_a_rule_gives_what_eager_pytorch_gives(case: Case) -> None:
     torch.manual_seed(0)
     fn, arguments = case
-    tolerance = 2e-2 if any(a.dtype == torch.bfloat16 for a in arguments(1, 1)) else None
+    tolerance = 2e-2 if any(a.dtype == torch.bfloat16 for a in arguments(4, 4)) else None
     check(fn, arguments(11, 14), arguments(4, 15), tolerance=tolerance)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
-from torch import fx
 
 from vtc import errors
-from vtc.graph.program import InputView, Program, value_of
-from vtc.index import IndexMap, Size, sizes
+from vtc.graph.program import Program, value_of
+from vtc.index import sizes
 from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.modules import assemble
-from vtc.lowering.dvm.nodes import Move, Node, Unsupported, Weak, contiguous, live_users, reads
-from vtc.lowering.dvm.plan import Plan, Prepacked, ScalarRef, Space, TensorRef
+from vtc.lowering.dvm.nodes import Node, Unsupported, contiguous, live_users, reads
+from vtc.lowering.dvm.outputs import give_homes, outputs_of, reference
+from vtc.lowering.dvm.plan import Plan, Prepacked, Space
 from vtc.lowering.dvm.prepack import Packing, prepack
 from vtc.lowering.dvm.translate import Translation, translate
 from vtc.program.tile import ANCHORS
+
+SymbolSource = tuple[str, int, tuple[str, int]]
 
 
 def lower(program: Program, packing: Packing | None = None) -> Plan:
@@ -29,45 +30,37 @@ def lower(program: Program, packing: Packing | None = None) -> Plan:
     packing: how weights are prepacked; None reads them as they lie. Raises CaptureError for what
     the DVM cannot run, which is then the whole graph.
     """
-    symbols = _symbols(program)  # before a decomposition takes one for a number
+    symbols = _symbols(program)  # before a decomposition specialises one
     own = translate(program)
     try:
-        return _lowered(program, own, packing or Packing(0, 0), symbols)
+        return _lowered(program, own, symbols, packing or Packing(0, 0))
     except Unsupported as error:
         raise errors.CaptureError("the graph", str(error)) from error
 
 
 def _lowered(
-    program: Program,
-    own: Translation,
-    packing: Packing,
-    symbols: list[tuple[str, int, tuple[str, int]]],
+    program: Program, own: Translation, symbols: Sequence[SymbolSource], packing: Packing
 ) -> Plan:
-    outputs = _apart(program, own)
+    outputs = outputs_of(program, own)
+    bases = list(dict.fromkeys(o.base for o in outputs if o.base is not None))
     updates = [(number, own.values[node]) for number, node in program.updates]
-    roots = [o.node if isinstance(o, Weak) else o for o in outputs if isinstance(o, Node | Weak)]
-    roots += [value for _, value in updates]
+    roots = [*bases, *(value for _, value in updates)]
     roots += [t for call in own.calls for t in call.tensors()]
     users = live_users(roots)
     fusion = Fusion(users, set(), own.graph.results)
-    bases = {k: base for k, o in enumerate(outputs) if (base := _base(own, o)) is not None}
-    prepacked = _prepacked(program, own, fusion, {*bases.values(), *roots}, packing)
+    prepacked = _prepacked(program, own, fusion, {*bases, *roots}, packing)
     inputs = _inputs(program, own, fusion)
-    fusion.inplace = _in_place(inputs, updates, users)
+    fusion.inplace = _in_place(inputs, updates, users, bases)
     for scatter, number in fusion.inplace.items():
         fusion.homes[scatter] = fusion.homes[inputs[number]]
 
-    for k, base in bases.items():
-        if k not in program.aliases:
-            _give_home(own, fusion, base)
+    give_homes(fusion, outputs)
     for call in own.calls:
         fusion.call(call)
-    for base in sorted(set(bases.values()), key=lambda n: -n.depth):
+    for base in sorted(bases, key=lambda n: -n.depth):
         fusion.ensure(base)
     _update(fusion, inputs, updates)
-    returned = [
-        _returned(own, fusion, program, k, value, bases.get(k)) for k, value in enumerate(outputs)
-    ]
+    returned = [reference(own, fusion, program, k, output) for k, output in enumerate(outputs)]
     return Plan(
         inputs=len(program.inputs) - len(program.constants),
         symbols=tuple(symbols),
@@ -112,9 +105,9 @@ def _inputs(program: Program, own: Translation, fusion: Fusion) -> dict[int, Nod
     return found
 
 
-def _symbols(program: Program) -> list[tuple[str, int, tuple[str, int]]]:
+def _symbols(program: Program) -> list[SymbolSource]:
     """Where each size symbol is read from a call's arguments."""
-    found: dict[str, tuple[str, int, tuple[str, int]]] = {}
+    found: dict[str, SymbolSource] = {}
 
     def note(size: Any, number: int, kind: str, d: int) -> None:
         expression = sizes.as_size(size) if isinstance(size, torch.SymInt) else size
@@ -130,90 +123,8 @@ def _symbols(program: Program) -> list[tuple[str, int, tuple[str, int]]]:
             for kind, given in (("size", value.shape), ("stride", value.stride())):
                 for d, size in enumerate(given):
                     note(size, number, kind, d)
+            note(value.storage_offset(), number, "offset", 0)
     return list(found.values())
-
-
-# Outputs.
-
-
-def _apart(program: Program, own: Translation) -> list[Any]:
-    """The values that are returned. One that eager PyTorch gives storage of its own, though it is
-    the same node as an input or another output (a sum over one element), is a copy of it."""
-    outputs = [own.values[o] if isinstance(o, fx.Node) else o for o in program.outputs]
-    taken: dict[Node, int] = {}
-    for k, value in enumerate(outputs):
-        base = _base(own, value) if isinstance(value, Node) else None
-        storage = program.storages.get(k)
-        if base is None or storage is None or k in program.aliases:
-            continue
-        made = base.op == "input" and storage < 0
-        if made or taken.setdefault(base, storage) != storage:
-            copied = replace(own.graph.move(IndexMap.identity(value.shape), [value]))
-            own.fakes[copied] = value_of(program.outputs[k])
-            outputs[k] = copied
-    return outputs
-
-
-def _base(own: Translation, output: Any) -> Node | None:
-    """What an output is a view of, as eager PyTorch returns it."""
-    if isinstance(output, Weak):
-        return output.node
-    if not isinstance(output, Node):
-        return None
-    base = output
-    while base.op == "move":
-        move: Move = base.constant
-        source = base.operands[0]
-        if not move.view or move.sources != 1 or (source.op != "input" and source not in own.fakes):
-            break
-        base = source
-    return base
-
-
-def _give_home(own: Translation, fusion: Fusion, base: Node) -> None:
-    """A tensor of its own for what is returned, with eager PyTorch's strides."""
-    if base in fusion.homes or base.op == "external":
-        return
-    fake = own.fakes.get(base)
-    if fake is None:
-        fusion.home(base)
-    else:
-        stride = tuple(map(sizes.as_size, fake.stride()))
-        number = fusion.space(Space("made", base.dtype, base.shape, stride))
-        fusion.homes[base] = Home(number, 0, stride)
-    fusion.kept.add(base)
-
-
-def _returned(
-    own: Translation, fusion: Fusion, program: Program, k: int, value: Any, base: Node | None
-) -> Any:
-    if k in program.aliases:
-        view: InputView = program.aliases[k]
-        input_node = own.values[program.inputs[view.input]]
-        shape, stride = (tuple(map(sizes.as_size, v)) for v in (view.size, view.stride))
-        return TensorRef(fusion.homes[input_node].buffer, (shape, stride, _size(view.offset)))
-    if isinstance(value, Weak):
-        return ScalarRef(fusion.homes[value.node].buffer)
-    if base is None:
-        return value
-    home = fusion.homes[base]
-    if value is base:
-        return _whole(fusion, base, home)
-    fake, under = value_of(program.outputs[k]), own.fakes[base]
-    shape, stride = (tuple(map(sizes.as_size, v)) for v in (fake.shape, fake.stride()))
-    start = sizes.sub(_size(fake.storage_offset()), _size(under.storage_offset()))
-    return TensorRef(home.buffer, (shape, stride, sizes.add(home.offset, start)))
-
-
-def _whole(fusion: Fusion, node: Node, home: Home) -> TensorRef:
-    space = fusion.spaces[home.buffer]
-    if home.offset == 0 and space.stride == home.stride and len(space.shape) == len(node.shape):
-        return TensorRef(home.buffer)
-    return TensorRef(home.buffer, (node.shape, home.stride, home.offset))
-
-
-def _size(value: Any) -> Size:
-    return sizes.as_size(value)
 
 
 # Updated inputs.
@@ -223,9 +134,10 @@ def _in_place(
     inputs: dict[int, Node],
     updates: Sequence[tuple[int, Node]],
     users: dict[Node, list[Node]],
+    returned: Sequence[Node],
 ) -> dict[Node, int]:
     """Scatters that may write into the updated input itself: nobody reads what was there before,
-    but through the scatter's result."""
+    but through the scatter's result, which is not returned as a tensor of its own."""
     found: dict[Node, int] = {}
     for number, value in updates:
         chain = []
@@ -235,7 +147,8 @@ def _in_place(
             node = node.operands[0]
         alone = all(set(users[s.operands[0]]) == {s} for s in chain)
         own_reads = any(reads(s.operands[1:], s.operands[0]) for s in chain)
-        if chain and node is inputs[number] and alone and not own_reads:
+        apart = any(s in returned for s in chain)
+        if chain and node is inputs[number] and alone and not own_reads and not apart:
             found |= dict.fromkeys(chain, number)
     return found
 

@@ -88,13 +88,14 @@ def _module(
 
 
 def extent_of(shape: Sequence[Size], stride: Sequence[Size]) -> Size:
-    """Elements from the first to the last of a tensor, both counted."""
+    """Elements from the first to the last of a tensor, both counted; none if a size is 0."""
     if any(s == 0 for s in shape):
         return 0
     reach: Size = 1
     for size, step in zip(shape, stride, strict=True):
         reach = sizes.add(reach, sizes.mul(sizes.sub(size, 1), step))
-    return reach
+    odd = [s for s in shape if not isinstance(s, int) and sizes.exact_div(reach, s) is None]
+    return sizes.mul(reach, sizes.sign(sizes.product(odd))) if odd else reach
 
 
 def _placed(step: Step, places: dict[int, int]) -> Step:

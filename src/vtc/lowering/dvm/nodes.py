@@ -24,14 +24,15 @@ kernels. Nothing here has storage, strides or an order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
 
 from vtc.index import IndexMap, Piece, Size, sizes
+from vtc.lowering.dvm.hints import Hints
 from vtc.program.dtypes import DType
-from vtc.program.scalars import SCALARS
+from vtc.program.scalars import REDUCTIONS, SCALARS
 from vtc.program.tile import ANCHORS
 
 Shape = tuple[Size, ...]
@@ -162,10 +163,14 @@ class Unsupported(Exception):  # noqa: N818 - an answer of a rule, not a failure
 
 @dataclass
 class Graph:
-    """Makes nodes; equal ones once. `results` lists the nodes that calls and branches give."""
+    """Makes nodes; equal ones once. `results` lists the nodes that calls and branches give.
+
+    What broadcasts a size that is a symbol raises TooWide.
+    """
 
     interned: dict[Any, Node] = field(default_factory=dict)
     results: dict[Call | Conditional, tuple[Node, ...]] = field(default_factory=dict)
+    hints: Hints = field(default_factory=Hints)
 
     def node(
         self,
@@ -201,12 +206,14 @@ class Graph:
         return self.node("cast", x.shape, dtype, (x,), dtype)
 
     def scalar(self, name: str, *operands: Node) -> Node:
-        """A scalar operator on operands of one dtype that broadcast together.
+        """A scalar operator on operands of one compute type that broadcast together.
 
-        Raises Unsupported for a dtype that the operator does not take.
+        Raises Unsupported where the operator has no such form.
         """
-        if operands[-1].dtype.compute not in SCALARS[name].dtypes:
-            raise Unsupported(f"{name} of {operands[-1].dtype}")
+        row = SCALARS[name]
+        kinds = {o.dtype.compute for o in (operands[1:] if name == "select" else operands)}
+        if len(kinds) != 1 or not kinds.issubset(row.dtypes):
+            raise Unsupported(f"{name} of {' and '.join(sorted(map(str, kinds)))}")
         if name in _FOLDED and all(_is_integer(o) for o in operands):
             return self.const(_FOLDED[name](*(o.constant for o in operands)), operands[0].dtype)
         if name in _NEUTRAL and not operands[0].dtype.is_float:
@@ -214,9 +221,16 @@ class Graph:
                 neutral = idle.op == "const" and idle.constant is _NEUTRAL[name]
                 if neutral and kept.shape == broadcast(kept.shape, idle.shape):
                     return kept
-        dtype = DType.BOOL if SCALARS[name].result == "bool" else operands[-1].dtype
-        shape = broadcast(*(o.shape for o in operands))
+        dtype = DType.BOOL if row.result == "bool" else operands[-1].dtype
+        shape = self.joined(*(o.shape for o in operands))
         return self.node(name, shape, dtype, operands)
+
+    def joined(self, *shapes: Shape) -> Shape:
+        """The shape that shapes broadcast to."""
+        found = broadcast(*shapes)
+        for shape in shapes:
+            self.hints.check_broadcast(shape, found)
+        return found
 
     def iota(self, shape: Sequence[Size], dim: int) -> Node:
         return self.node("iota", shape, DType.I64, (), dim)
@@ -224,7 +238,10 @@ class Graph:
     # Folds.
 
     def reduce(self, name: str, x: Node, dims: Sequence[int]) -> Node:
-        """x folded over dims, which stay with size 1."""
+        """x folded over dims, which stay with size 1. Raises Unsupported where its dtype has no
+        such fold."""
+        if x.dtype.compute not in REDUCTIONS[name].dtypes:
+            raise Unsupported(f"{name} of {x.dtype}")
         moving = tuple(sorted(d for d in dims if x.shape[d] != 1))
         dtype = DType.I64 if name in ("argmax", "argmin") else x.dtype
         if not moving:
@@ -247,8 +264,14 @@ class Graph:
         view: bool = False,
     ) -> Node:
         own = tuple(stores) if stores is not None else (None,) * len(sources)
+        self.hints.check_move(load, [s.shape for s in sources])
         moved = Move(load, len(sources), own, view)
         return self.node("move", load.shape, sources[0].dtype, (*sources, *lookups), moved)
+
+    def copy(self, x: Node) -> Node:
+        """The same values as a tensor of its own: a node like no other."""
+        same = IndexMap.identity(x.shape)
+        return replace(self.move(same, [x], stores=[same]))
 
     def reshape(self, x: Node, shape: Sequence[Size]) -> Node:
         if x.shape == tuple(shape):
@@ -312,6 +335,7 @@ class Graph:
         """x expanded to shape."""
         if x.shape == tuple(shape):
             return x
+        self.hints.check_broadcast(x.shape, shape)
         from_end = len(shape) - len(x.shape)
         index: list[Any] = [
             0 if s == 1 else axis for s, axis in zip(x.shape, _axes(shape)[from_end:], strict=True)

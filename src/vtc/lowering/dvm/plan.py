@@ -104,9 +104,9 @@ class Prepacked:
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What a call does. `symbols` says where the size symbols of the inputs come from: the number
-    of the input, and ("value", 0), ("size", d) or ("stride", d). outputs: TensorRefs, ScalarRefs,
-    Sizes and constants. splits: eager operators that the program is meant to be cut at, because
-    the size of what they give depends on data.
+    of the input, and ("value", 0), ("size", d), ("stride", d) or ("offset", 0). outputs:
+    TensorRefs, ScalarRefs, Sizes and constants. splits: eager operators that the program is meant
+    to be cut at, because the size of what they give depends on data.
     """
 
     inputs: int

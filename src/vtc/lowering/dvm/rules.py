@@ -23,6 +23,8 @@ from vtc.program.scalars import SCALARS
 Rule = Callable[..., Any]
 
 RULES: dict[Any, Rule] = {}
+# PyTorch's arithmetic on bools, as logic.
+_OF_BOOLS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}
 
 
 def rule(*targets: Any) -> Callable[[Rule], Rule]:
@@ -96,6 +98,8 @@ class Lowering:
         """A scalar operator that gives a value of the result's dtype from operands cast to it."""
         dtype = self.dtype
         operands = [self.operand(x, dtype) for x in xs]
+        if dtype is DType.BOOL:
+            return self.graph.scalar(_OF_BOOLS.get(name, name), *operands)
         if dtype.is_integer and dtype is not dtype.compute:
             wide = [self.graph.cast(o, dtype.compute) for o in operands]
             return self.graph.cast(self.graph.scalar(name, *wide), dtype)

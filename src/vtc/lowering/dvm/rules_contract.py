@@ -9,7 +9,7 @@ import torch
 
 from vtc.graph.rules import same
 from vtc.index import IndexMap, Size, axes, sizes
-from vtc.lowering.dvm.nodes import AttentionSpec, Node, Unsupported, broadcast
+from vtc.lowering.dvm.nodes import AttentionSpec, Node, Unsupported
 from vtc.lowering.dvm.rules import Lowering, is_size, rule
 from vtc.program.dtypes import DType
 
@@ -20,7 +20,7 @@ def product(own: Lowering, left: Node, right: Node) -> Node:
     """left [..., m, k] @ right [..., k, n] in the compute type of both."""
     if not left.dtype.is_float or left.dtype is not right.dtype:
         raise Unsupported(f"a product of {left.dtype} and {right.dtype}")
-    outer = broadcast(left.shape[:-2], right.shape[:-2])
+    outer = own.graph.joined(left.shape[:-2], right.shape[:-2])
     shape = (*outer, left.shape[-2], right.shape[-1])
     return own.graph.node("matmul", shape, left.dtype, (left, right))
 
@@ -68,6 +68,15 @@ def _combined(own: Lowering, found: Node, x: Node, beta: Any, alpha: Any) -> Nod
 @rule(aten.addmm.default, aten.baddbmm.default)
 def _addmm(own: Lowering, x: Node, a: Node, b: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
     return _combined(own, product(own, a, b), x, beta, alpha)
+
+
+@rule(aten.addbmm.default)
+def _addbmm(own: Lowering, x: Node, a: Node, b: Node, *, beta: Any = 1, alpha: Any = 1) -> Node:
+    """x + the sum of a [n, m, k] @ b [n, k, p] over n: one product over n and k."""
+    n, m, k = a.shape
+    left = own.graph.reshape(own.graph.permute(a, [1, 0, 2]), (m, sizes.mul(n, k)))
+    right = own.graph.reshape(b, (sizes.mul(n, k), b.shape[-1]))
+    return _combined(own, product(own, left, right), x, beta, alpha)
 
 
 @rule(aten.addmv.default)
@@ -165,7 +174,7 @@ def _attention(
 def attention(own: Lowering, operands: Sequence[Node], spec: AttentionSpec) -> Node:
     """Query, key, value and maybe a mask whose outer dimensions broadcast."""
     query, key, value = operands[:3]
-    outer = broadcast(query.shape[:-2], key.shape[:-2])
+    outer = own.graph.joined(query.shape[:-2], key.shape[:-2])
     shape = (*outer, query.shape[-2], value.shape[-1])
     return own.graph.node("attention", shape, query.dtype, tuple(operands), spec)
 

@@ -334,6 +334,30 @@ def _group_norm(
     return own.graph.move(load, [found], stores=[_channels(found.shape, 1)])
 
 
+@rule(aten.instance_norm.default)
+def _instance_norm(
+    own: Lowering,
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    mean: Node | None,
+    variance: Node | None,
+    use_input_stats: bool,
+    momentum: Any,
+    eps: Any,
+    *_: Any,
+) -> Node:
+    if not use_input_stats or mean is not None:
+        raise Unsupported("instance_norm with kept statistics")
+    dims = list(range(2, len(x.shape)))
+    found, _mean, _scale = _normalised(own, _wide(own, x), dims, eps)
+    unit = [1] * len(dims)
+    placed = [
+        None if p is None else own.graph.reshape(p, (x.shape[1], *unit)) for p in (weight, bias)
+    ]
+    return own.tagged(_affine(own, found, *placed))
+
+
 def _parted(own: Lowering, x: Node, shape: Sequence[Size]) -> Node:
     """x with its channels as two dimensions, groups and channels of a group."""
     return own.graph.move(_channels(shape, 1 if len(x.shape) > 1 else 0), [x])
@@ -417,6 +441,23 @@ def _vector_norm(
         return own.tagged(own.op("sqrt", squares))
     powers = folded(own, "sum", own.op("pow", wide, own.number(power, wide)), dims, keepdim)
     return own.tagged(own.op("pow", powers, own.number(1 / power, powers)))
+
+
+@rule(aten.cosine_similarity.default)
+def _cosine_similarity(own: Lowering, a: Node, b: Node, dim: int = 1, eps: Any = 1e-8) -> Node:
+    """The sum of products of both over their lengths, which are eps at least."""
+    rank = max(len(a.shape), len(b.shape))
+    wide = own.dtype.compute
+
+    def of_length_one(x: Node) -> Node:
+        x = own.graph.cast(x, wide)
+        while len(x.shape) < rank:
+            x = own.graph.unsqueeze(x, 0)
+        length = own.op("sqrt", own.graph.reduce("sum", own.op("mul", x, x), [dim % rank]))
+        return own.op("div", x, own.op("maximum", length, own.operand(eps, wide)))
+
+    products = own.op("mul", of_length_one(a), of_length_one(b))
+    return own.tagged(folded(own, "sum", products, [dim % rank]))
 
 
 # Scans.

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from vtc.index import sizes
 from vtc.lowering.dvm.nodes import Node, Unsupported
-from vtc.lowering.dvm.rules import Lowering, rule
+from vtc.lowering.dvm.rules import Lowering, rule, static
 from vtc.program.dtypes import DType
 
 aten = torch.ops.aten
@@ -87,6 +88,48 @@ def _sequence(own: Lowering, start: Any, step: Any) -> Node:
     scaled = own.op("mul", places, own.operand(step, wide)) if step != 1 else places
     found = own.op("add", scaled, own.operand(start, wide)) if start != 0 else scaled
     return own.graph.cast(found, own.dtype)
+
+
+@rule(
+    aten.linspace.default,
+    aten.linspace.Tensor_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+)
+def _linspace(own: Lowering, start: Any, end: Any, steps: Any, **_: Any) -> Node:
+    return own.graph.cast(_even(own, start, end, steps), own.dtype)
+
+
+@rule(
+    aten.logspace.default,
+    aten.logspace.Tensor_Tensor,
+    aten.logspace.Tensor_Scalar,
+    aten.logspace.Scalar_Tensor,
+)
+def _logspace(own: Lowering, start: Any, end: Any, steps: Any, base: Any = 10.0, **_: Any) -> Node:
+    if isinstance(steps, int) and steps < 2:
+        place = own.operand(start, DType.F64)  # which PyTorch does not round here
+        found = own.op("pow", own.number(static(base), place), place)
+        return own.graph.broadcast(own.graph.cast(found, own.dtype), own.shape)
+    places = _even(own, start, end, steps)
+    return own.graph.cast(own.op("pow", own.number(static(base), places), places), own.dtype)
+
+
+def _even(own: Lowering, start: Any, end: Any, steps: Any) -> Node:
+    """`steps` numbers from start to end, from the nearer one as PyTorch counts; both are numbers of
+    the result's dtype."""
+    wide = own.dtype.compute if own.dtype.is_float else DType.F64
+    first, last = (own.graph.cast(_scalar(own, x), wide) for x in (start, end))
+    if isinstance(steps, int) and steps < 2:
+        return own.graph.broadcast(first, own.shape)
+    place = own.graph.iota(own.shape, 0)
+    gaps = own.graph.const(sizes.sub(steps, 1), DType.I64)
+    left = own.graph.cast(own.op("sub", gaps, place), wide)
+    step = own.op("div", own.op("sub", last, first), own.graph.cast(gaps, wide))
+    low = own.op("add", first, own.op("mul", step, own.graph.cast(place, wide)))
+    high = own.op("sub", last, own.op("mul", step, left))
+    half = own.graph.const(sizes.floor_div(steps, 2), DType.I64)
+    return own.op("select", own.op("lt", place, half), low, high)
 
 
 def _below(own: Lowering, x: Node, diagonal: Any) -> Node:

@@ -89,8 +89,6 @@ def _scaled(own: Lowering, b: Any, alpha: Any) -> Any:
 
 @rule(aten.add.Tensor, aten.add.Scalar)
 def _add(own: Lowering, a: Any, b: Any, alpha: Any = 1) -> Node:
-    if own.dtype is DType.BOOL:
-        return own.arith("or", a, b)
     return own.arith("add", a, _scaled(own, b, alpha))
 
 
@@ -106,7 +104,7 @@ def _rsub(own: Lowering, a: Any, b: Any, alpha: Any = 1) -> Node:
 
 @rule(aten.mul.Tensor, aten.mul.Scalar)
 def _mul(own: Lowering, a: Any, b: Any) -> Node:
-    return own.arith("and" if own.dtype is DType.BOOL else "mul", a, b)
+    return own.arith("mul", a, b)
 
 
 @rule(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
@@ -153,12 +151,12 @@ def _remainder(own: Lowering, a: Any, b: Any) -> Node:
 
 @rule(aten.maximum.default, aten.max.other)
 def _maximum(own: Lowering, a: Any, b: Any) -> Node:
-    return own.arith("or" if own.dtype is DType.BOOL else "maximum", a, b)
+    return own.arith("maximum", a, b)
 
 
 @rule(aten.minimum.default, aten.min.other)
 def _minimum(own: Lowering, a: Any, b: Any) -> Node:
-    return own.arith("and" if own.dtype is DType.BOOL else "minimum", a, b)
+    return own.arith("minimum", a, b)
 
 
 def _without_nan(name: str, whole: Callable[..., Node]) -> Callable[..., Node]:
@@ -183,13 +181,35 @@ def _pow(own: Lowering, a: Any, b: Any) -> Node:
     if own.dtype.is_integer:
         if isinstance(b, int) and b == 2:
             return own.arith("mul", a, a)
-        return own.arith("ipow", a, b)
+        return own.graph.cast(_integer_power(own, a, b), own.dtype)
     x = own.operand(a, own.dtype)
     if isinstance(b, int | float) and not isinstance(b, bool):
         found = _fixed_power(own, x, float(b))
         if found is not None:
             return own.tagged(found)
     return own.arith("pow", a, b)
+
+
+def _integer_power(own: Lowering, a: Any, b: Any) -> Node:
+    """a**b; to a negative power 1 is 1, -1 is 1 or -1, and the rest 0."""
+    wide = own.dtype.compute
+    base, power = own.operand(a, wide), own.operand(b, wide)
+    found = own.op("ipow", base, power)
+    if isinstance(b, int) and b >= 0:
+        return found
+    zero, one, below = (own.number(n, base) for n in (0, 1, -1))
+    odd = own.op("eq", own.op("and", power, one), one)
+    turned = own.op("select", odd, below, one)
+    unit = own.op("select", own.op("eq", base, below), turned, zero)
+    inverse = own.op("select", own.op("eq", base, one), one, unit)
+    return own.op("select", own.op("lt", power, zero), inverse, found)
+
+
+@rule(aten.ldexp.Tensor)
+def _ldexp(own: Lowering, a: Node, b: Node) -> Node:
+    """a * 2**b."""
+    x, power = own.operand(a, own.dtype), own.operand(b, own.dtype)
+    return own.tagged(own.op("mul", x, own.op("pow", own.number(2, x), power)))
 
 
 def _fixed_power(own: Lowering, x: Node, power: float) -> Node | None:

@@ -14,8 +14,7 @@ from torch.utils._sympy.functions import Min
 from vtc.graph.rules import coordinates
 from vtc.index import Fill, IndexMap, Piece, Size, sizes
 from vtc.lowering.dvm.nodes import Node, Unsupported
-from vtc.lowering.dvm.rules import Lowering, rule, static
-from vtc.program.dtypes import DType
+from vtc.lowering.dvm.rules import Lowering, Rule, rule, static
 
 aten = torch.ops.aten
 
@@ -91,7 +90,18 @@ def _windows(
     return [shifted(own, x, p, stride, pad, dilation, fill) for p in places]
 
 
-@rule(aten.max_pool2d.default, aten.max_pool1d.default, aten.max_pool3d.default)
+def _of_rank(rank: int, pool: Rule) -> Rule:
+    """The rule for inputs with a batch, of `rank` dimensions besides batch and channels."""
+
+    def lower(own: Lowering, x: Node, *args: Any, **options: Any) -> Node:
+        if len(x.shape) != rank + 2 or not x.dtype.is_float:
+            raise Unsupported("pooling of integers or without a batch")
+        found: Node = pool(own, x, *args, **options)
+        return found
+
+    return lower
+
+
 def _max_pool(
     own: Lowering,
     x: Node,
@@ -101,10 +111,8 @@ def _max_pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Node:
-    rank = _rank(own, x)
+    rank = len(x.shape) - 2
     sides = _many(kernel, rank)
-    if not x.dtype.is_float:
-        raise Unsupported("max_pool of integers")
     parts = _windows(
         own, x, sides, _many(stride, rank, sides), _many(padding, rank), _many(dilation, rank),
         float("-inf"),
@@ -112,7 +120,6 @@ def _max_pool(
     return functools.reduce(lambda a, b: own.op("maximum", a, b), parts)
 
 
-@rule(aten.avg_pool2d.default, aten.avg_pool1d.default, aten.avg_pool3d.default)
 def _avg_pool(
     own: Lowering,
     x: Node,
@@ -123,9 +130,9 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor: Any = None,
 ) -> Node:
-    rank = _rank(own, x)
+    rank = len(x.shape) - 2
     sides, pad = _many(kernel, rank), _many(padding, rank)
-    if ceil_mode or (any(pad) and not count_include_pad) or not x.dtype.is_float:
+    if ceil_mode or (any(pad) and not count_include_pad):
         raise Unsupported("windows of different sizes")
     wide = own.graph.cast(x, x.dtype.compute)
     parts = _windows(own, wide, sides, _many(stride, rank, sides), pad, [1] * rank, 0.0)
@@ -134,17 +141,9 @@ def _avg_pool(
     return own.tagged(own.op("div", whole, own.number(static(places), whole)))
 
 
-def _rank(own: Lowering, x: Node) -> int:
-    """How many dimensions are pooled: all behind batch and channels."""
-    if len(x.shape) < 3 or x.dtype is DType.BOOL:
-        raise Unsupported("pooling without a batch")
-    return len(x.shape) - 2
-
-
-@rule(aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool1d.default)
 def _adaptive_avg_pool(own: Lowering, x: Node, size: Any) -> Node:
     """To one element, which is the mean."""
-    rank = _rank(own, x)
+    rank = len(x.shape) - 2
     if any(static(s) != 1 for s in _many(size, rank)):
         raise Unsupported("adaptive pooling to several elements")
     dims = list(range(2, len(x.shape)))
@@ -152,3 +151,16 @@ def _adaptive_avg_pool(own: Lowering, x: Node, size: Any) -> Node:
     total = own.graph.reduce("sum", wide, dims)
     length = own.graph.const(sizes.product(x.shape[d] for d in dims), wide.dtype)
     return own.tagged(own.op("div", total, length))
+
+
+_POOLS: tuple[tuple[Rule, tuple[Any, ...]], ...] = (
+    (_max_pool, (aten.max_pool1d, aten.max_pool2d, aten.max_pool3d)),
+    (_avg_pool, (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)),
+    (
+        _adaptive_avg_pool,
+        (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d),
+    ),
+)
+for _pool, _targets in _POOLS:
+    for _rank, _target in enumerate(_targets, 1):
+        rule(_target.default)(_of_rank(_rank, _pool))

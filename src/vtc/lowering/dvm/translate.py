@@ -17,6 +17,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
@@ -33,6 +34,7 @@ from vtc.lowering.dvm import (
     rules_pointwise,
     rules_pool,
 )
+from vtc.lowering.dvm.hints import Hints, check_squeeze
 from vtc.lowering.dvm.nodes import (
     Call,
     Conditional,
@@ -106,8 +108,8 @@ class Translation:
 
 
 def translate(program: Program) -> Translation:
-    """The whole program. Raises CaptureError for what the engine has no way to run."""
-    own = Translation()
+    """The whole program. Raises CaptureError for what the engine has no way to run, and TooWide."""
+    own = Translation(Graph(hints=Hints.of(program.inputs)))
     for number, node in enumerate(program.inputs):
         value = value_of(node)
         if isinstance(value, torch.Tensor):
@@ -148,7 +150,8 @@ def _translated(
     target, value = node.target, value_of(node)
     if target in _CHECKS:
         return None
-    if node in movements:
+    check_squeeze(node)
+    if node in movements and not _new_symbols(own, value):
         return _moved(own, movements[node])
     if target is operator.getitem and not isinstance(own.values[node.args[0]], Node):
         return own.values[node.args[0]][node.args[1]]
@@ -251,6 +254,7 @@ def _conformed(own: Translation, found: Any, value: Any) -> Any:
         a == 1 and b != 1 for a, b in zip(found.shape, shape, strict=True)
     ):
         found = own.graph.broadcast(found, shape)
+    own.graph.hints.check_broadcast(found.shape, shape)
     return own.graph.cast(found, dtype_of(value.dtype))
 
 
@@ -277,11 +281,16 @@ def _decomposed(own: Translation, node: fx.Node, target: Any) -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env.get(n, value_of(n)))
         return target(*args, **kwargs)
 
+    def trace(function: Callable[..., Any]) -> fx.GraphModule:
+        return make_fx(
+            function, decomposition_table=_table(), tracing_mode="real", _allow_non_fake_inputs=True
+        )(*(value_of(a) for a in given))
+
     try:
         with torch.no_grad(), modes[0]:
-            traced = make_fx(
-                run, decomposition_table=_table(), tracing_mode="real", _allow_non_fake_inputs=True
-            )(*(value_of(a) for a in given))
+            traced = trace(run)
+            if any(map(_mutates, traced.graph.nodes)):
+                traced = trace(dispatch_functionalize(run))
     except Exception as error:  # whatever an operator's decomposition does not do
         raise Unsupported(str(target)) from error
     inner = [n for n in traced.graph.nodes if n.op == "call_function"]
@@ -300,6 +309,10 @@ def _decomposed(own: Translation, node: fx.Node, target: Any) -> Any:
     (output,) = (n for n in traced.graph.nodes if n.op == "output")
     found = own.value(output.args[0])
     return tuple(found) if isinstance(found, list | tuple) else found
+
+
+def _mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def movements_in(nodes: Sequence[fx.Node]) -> dict[fx.Node, BoundMovement]:

@@ -181,6 +181,7 @@ class Writer {
   void kernel(const IrKernel& k) {
     make_shape(k, values_, shape_);
     if (shape_.empty()) return;
+    check_bounds(module_, values_, k, shape_);
     Tiling tiling;
     choose_tiles(k, values_, shape_, tiling);
     auto each = [&](auto visit) {

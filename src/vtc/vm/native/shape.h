@@ -62,6 +62,9 @@ struct Tiling {
   }
 };
 
+// Throws EncodeError for an access that leaves its buffer.
+void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
+                  const IrKernel& kernel, const Shape& s);
 void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& out);
 // May reorder the dimensions of `shape`.
 void choose_tiles(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& shape,

@@ -1,0 +1,228 @@
+"""Scores vtc on the forward samples of PyTorch's operator database (OpInfo).
+
+    python conformance/opinfo.py --engine dvm          every sample, sizes as symbols, below Dynamo
+    python conformance/opinfo.py --engine dvm-static   the same with sizes that are known
+    python conformance/opinfo.py --engine dvm-full     one sample an operator and dtype, vtc.compile
+    python conformance/opinfo.py --engine inductor     the same through the Inductor engine
+    python conformance/opinfo.py --filter softmax      operators by a pattern of names
+    python conformance/opinfo.py --variant inplace     in-place variants
+    python conformance/opinfo.py --variant view        views that operators return, updated
+    python conformance/opinfo.py --variant base        what they are views of, updated
+
+Needs the package expecttest, which PyTorch's testing modules import. Samples run in a process of
+their own, so that a crash is a verdict. Verdicts go to `--state` one by one; a run that is stopped,
+by `--seconds` or otherwise, goes on from there. `--json` writes the score of what is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch.utils import _pytree as pytree
+
+from opinfo_cases import DTYPES, RIGHT, Engine, Variant, Verdict, operators, samples, verdict_of
+
+Task = tuple[str, str]
+
+
+def main(
+    engine: Annotated[str, typer.Option(help="dvm, dvm-static, dvm-full or inductor.")] = "dvm",
+    variant: Annotated[str, typer.Option(help="function, inplace, view or base.")] = "function",
+    filter: Annotated[str, typer.Option(help="Only operators that this pattern is found in.")] = "",
+    each: Annotated[int, typer.Option(help="Samples an operator and dtype; 0: all.")] = 0,
+    shard: Annotated[str, typer.Option(help="k/n: every n-th operator from the k-th on.")] = "0/1",
+    seconds: Annotated[float, typer.Option(help="Stop after this long; 0 is never.")] = 0,
+    state: Annotated[Path, typer.Option(help="Where verdicts are kept.")] = Path("opinfo.jsonl"),
+    output: Annotated[Path | None, typer.Option("--json", help="Write the score.")] = None,
+    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+) -> None:
+    """Run samples and print a score."""
+    each = each or (1 if engine in ("dvm-full", "inductor") else 0)
+    part, parts = map(int, shard.split("/"))
+    chosen = [(n, d) for n, d in tasks(variant) if re.search(filter, n)][part::parts]
+    until = time.monotonic() + seconds if seconds else float("inf")
+    if worker:
+        work(chosen, state, engine, variant, each, until)  # type: ignore[arg-type]
+        return
+    supervise(state, until)
+    verdicts = read(state)[0]
+    print(summary(verdicts))
+    if output is not None:
+        output.write_text(text(score(verdicts, engine, variant, each)))
+
+
+def tasks(variant: str) -> Iterator[Task]:
+    for name, op in operators().items():
+        if variant == "inplace" and op.inplace_variant is None:
+            continue
+        for dtype, own in DTYPES.items():
+            if op.supports_dtype(own, "cpu"):
+                yield name, dtype
+
+
+# A process that works, and one that watches over it.
+
+
+def supervise(state: Path, until: float) -> None:
+    """Runs workers until everything is done, or time is up; what kills one is a verdict."""
+    command = [sys.executable, *sys.argv, "--worker"]
+    environment = {**os.environ, "MALLOC_PERTURB_": "165"}
+    while time.monotonic() < until:
+        code = subprocess.run(command, env=environment, check=False).returncode
+        begun = read(state)[2]
+        if code == 0 or begun is None:
+            return
+        append(state, asdict(Verdict(*begun, "crash", f"the process ended with {code}")))
+
+
+def work(
+    chosen: Sequence[Task], state: Path, engine: Engine, variant: Variant, each: int, until: float
+) -> None:
+    """Verdicts of the samples that have none yet."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    verdicts, complete, _ = read(state)
+    known = {(v.operator, v.dtype, v.sample) for v in verdicts}
+    for name, dtype in chosen:
+        if (name, dtype) in complete:
+            continue
+        op = operators()[name]
+        for number, sample in chosen_samples(op, dtype, each):
+            if (name, dtype, number) in known:
+                continue
+            if time.monotonic() > until:
+                return
+            append(state, {"begun": [name, dtype, number]})
+            append(state, asdict(verdict_of(op, dtype, number, sample, engine, variant)))
+        append(state, {"complete": [name, dtype]})
+
+
+def chosen_samples(op: Any, dtype: str, each: int) -> Iterator[tuple[int, Any]]:
+    """All samples with their numbers; or `each` of them, evenly spread; or a large one."""
+    found = enumerate(samples(op, DTYPES[dtype]))
+    if not each:
+        yield from found
+        return
+    every = list(found)
+    if each == 1:
+        yield from sorted(every, key=lambda pair: elements(pair[1]), reverse=True)[:1]
+    else:
+        yield from every[:: -(-len(every) // each)]
+
+
+def elements(sample: Any) -> int:
+    """Of all tensors of a sample; 0 if one has none, or if they are too many."""
+    leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    counts = [a.numel() for a in leaves if isinstance(a, torch.Tensor)]
+    return sum(counts) if all(counts) and sum(counts) < 100_000 else 0
+
+
+def append(state: Path, row: dict[str, Any]) -> None:
+    with state.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def read(state: Path) -> tuple[list[Verdict], set[Task], tuple[str, str, int] | None]:
+    """Verdicts; operators and dtypes that are complete; a sample that was begun and not judged."""
+    verdicts: dict[tuple[str, str, int], Verdict] = {}
+    complete: set[Task] = set()
+    begun: tuple[str, str, int] | None = None
+    for line in state.read_text().splitlines() if state.exists() else []:
+        row = json.loads(line)
+        if "begun" in row:
+            begun = tuple(row["begun"])
+        elif "complete" in row:
+            complete.add(tuple(row["complete"]))
+        else:
+            row = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+            made = Verdict(**row)
+            verdicts[made.operator, made.dtype, made.sample] = made
+            begun = None
+    return list(verdicts.values()), complete, begun
+
+
+# The score.
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    lines = []
+    for dtype in [*DTYPES, "all"]:
+        own = [v for v in verdicts if dtype in (v.dtype, "all")]
+        counts = Counter(v.status for v in own)
+        lines.append(
+            f"{dtype}: {len(own)} samples, "
+            + ", ".join(f"{n} {status}" for status, n in counts.most_common())
+        )
+    lines += [
+        f"{v.status}: {v.operator} {v.dtype} {v.sample}: {v.reason}"
+        for v in verdicts
+        if v.status in ("wrong", "crash", "refused") or v.unwarned
+    ]
+    return "\n".join(lines)
+
+
+def score(verdicts: Sequence[Verdict], engine: str, variant: str, each: int) -> dict[str, Any]:
+    judged = [v for v in verdicts if v.status != "skipped"]
+    statuses = Counter(v.status for v in judged)
+    compiled = statuses["compiled"] + statuses["split"]
+    by_operator: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for v in verdicts:
+        by_operator[v.operator][v.dtype][v.status] += 1
+    reasons = Counter(n for v in judged if v.status in ("partly", "eager") for n in v.fallbacks)
+    odd = [v for v in verdicts if v.status in ("refused", "wrong", "crash") or v.unwarned]
+    return {
+        "suite": "OpInfo",
+        "engine": engine,
+        "variant": variant,
+        "samples_of_an_operator_and_dtype": f"at most {each}" if each else "all",
+        "versions": {"torch": torch.__version__},
+        "samples": len(judged),
+        "skipped": len(verdicts) - len(judged),
+        **{status: statuses[status] for status in (*RIGHT, "refused", "wrong", "crash")},
+        "share_compiled": round(compiled / max(1, len(judged)), 4),
+        "share_by_dtype": {
+            d: round(
+                sum(v.status in ("compiled", "split") for v in judged if v.dtype == d)
+                / max(1, sum(v.dtype == d for v in judged)),
+                4,
+            )
+            for d in DTYPES
+        },
+        "unwarned": sum(bool(v.unwarned) for v in judged),
+        "fallbacks": dict(reasons.most_common()),
+        "operators": {
+            name: {d: dict(c) for d, c in dtypes.items()}
+            for name, dtypes in sorted(by_operator.items())
+        },
+        "cases": [asdict(v) for v in odd],
+    }
+
+
+def text(record: dict[str, Any]) -> str:
+    """JSON with one line for each operator, fallback and case."""
+    lines = []
+    for key, value in record.items():
+        if key in ("operators", "fallbacks"):
+            inside = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
+            lines.append(f' "{key}": {{\n{inside}\n }}')
+        elif key == "cases" and value:
+            inside = ",\n".join(f"  {json.dumps(v)}" for v in value)
+            lines.append(f' "{key}": [\n{inside}\n ]')
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+if __name__ == "__main__":
+    typer.run(main)

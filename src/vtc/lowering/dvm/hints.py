@@ -1,0 +1,116 @@
+"""Sizes that a graph holds for only though they are symbols: 0, and 1 of a dimension that is
+broadcast.
+
+Dynamo may trace a size as a symbol although it is 1 at the first call and an operator broadcasts
+it. The graph's shapes do not say so; the values that the symbols had at that call tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from vtc.graph.program import value_of
+from vtc.index import IndexMap, Size, affine
+
+aten = torch.ops.aten
+
+
+class TooWide(Exception):  # noqa: N818 - a finding about a graph, not an error
+    """The graph takes a size for any that has to be 1."""
+
+
+@dataclass(frozen=True)
+class Hints:
+    """The values of size symbols at the call that was traced; unbacked ones have none."""
+
+    values: Mapping[sympy.Symbol, sympy.Integer] = field(default_factory=dict)
+
+    @staticmethod
+    def of(inputs: Iterable[fx.Node]) -> Hints:
+        """Those that the inputs of a captured graph tell."""
+        found: dict[sympy.Symbol, sympy.Integer] = {}
+        for value in map(value_of, inputs):
+            whole = isinstance(value, torch.Tensor)
+            for size in (*value.shape, *value.stride()) if whole else (value,):
+                known = isinstance(size, torch.SymInt) and size.node.has_hint()
+                if known and isinstance(size.node.expr, sympy.Symbol):
+                    found[size.node.expr] = sympy.Integer(size.node.hint)
+        return Hints(found)
+
+    def value(self, size: Size) -> int | None:
+        """The size at that call; None if it is not known."""
+        if isinstance(size, int):
+            return size
+        found = size.xreplace(self.values)
+        return int(found) if isinstance(found, sympy.Integer) else None
+
+    def unit(self, size: Size) -> bool:
+        """Was the size, a symbol, 1?"""
+        return not isinstance(size, int) and self.value(size) == 1
+
+    def check_broadcast(self, shape: Sequence[Size], wide: Sequence[Size]) -> None:
+        """Raises TooWide where a dimension of one shape, a symbol, was broadcast to the other's."""
+        for one, two in zip(reversed(shape), reversed(wide), strict=False):
+            units = self.unit(one) or (self.unit(two) and one != 1)
+            if one != two and units and self.value(one) != self.value(two):
+                raise TooWide
+
+    def check_move(self, load: IndexMap, shapes: Sequence[Sequence[Size]]) -> None:
+        """Raises TooWide where the map reads behind a source's dimension that was 1; indices from
+        tensors are checked by the call."""
+        if not any(self.unit(size) for shape in shapes for size in shape):
+            return
+        for piece in load.substitute(self.values).pieces:
+            if not isinstance(piece.source, int) or piece.empty:
+                continue
+            for form, size in zip(piece.forms, shapes[piece.source], strict=True):
+                last = affine.interval(form, piece.bounds)[1]
+                if self.unit(size) and isinstance(last, int) and last > 0:
+                    raise TooWide
+
+
+_SQUEEZES = {
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze_copy.default,
+    aten.squeeze_copy.dim,
+    aten.squeeze_copy.dims,
+}
+
+
+def check_squeeze(node: fx.Node) -> None:
+    """Raises TooWide where a dimension to be squeezed is a symbol that is 1 now; one that is not
+    gets a guard that it never is, which PyTorch leaves out."""
+    if node.target not in _SQUEEZES:
+        return
+    value = value_of(node.args[0])
+    dims = node.args[1] if len(node.args) > 1 else range(value.dim())
+    for d in [dims] if isinstance(dims, int) else dims:
+        size = value.shape[d] if value.dim() else 0
+        if isinstance(size, torch.SymInt) and size.node.has_hint() and bool(size == 1):
+            raise TooWide
+
+
+def exclude_empty(inputs: Iterable[fx.Node]) -> None:
+    """Leaves tensors without elements to a graph of their own: a symbol counts as positive, so that
+    no guard tells which way the model's code went where it asked for a size of 0.
+
+    Raises TooWide if there is such a tensor now.
+    """
+    for value in map(value_of, inputs):
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if not isinstance(size, torch.SymInt) or not size.node.has_hint():
+                continue
+            if size.node.hint == 0:
+                raise TooWide
+            ranges = size.node.shape_env.var_to_range
+            known = ranges.get(size.node.expr)
+            if known is not None and known.lower < 1:
+                ranges[size.node.expr] = ValueRanges(1, known.upper)

@@ -1,0 +1,63 @@
+// Whether the addresses of a kernel's accesses are inside their buffers, at concrete sizes: a module
+// that is wrong must not reach memory that is not its own.
+
+#include <algorithm>
+
+#include "shape.h"
+
+namespace vtc {
+namespace {
+
+// Dimension d of the access takes the coordinates [0, n[d]). Addresses with runtime terms are
+// checked when they are known.
+void check(const Access& a, const int64_t* n, int dims, int64_t extent) {
+  if (!a.terms.empty()) return;
+  int64_t low = a.offset, high = a.offset;
+  for (int d = 0; d < dims; ++d) {
+    int64_t first = 0, last = n[d] - 1;
+    for (const Access::Mask& m : a.masks) {
+      if (m.dim != d) continue;
+      first = std::max(first, m.low);
+      last = std::min(last, m.high - 1);
+    }
+    if (first > last) return;
+    int64_t one = a.stride[d] * first, other = a.stride[d] * last;
+    low += std::min(one, other);
+    high += std::max(one, other);
+  }
+  if (low < 0 || high >= extent) throw EncodeError("an address outside of its buffer");
+}
+
+}  // namespace
+
+void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
+                  const IrKernel& kernel, const Shape& s) {
+  int64_t n[kIrDims + 1];
+  std::copy(s.size, s.size + s.dims, n);
+  auto extent = [&](const Access& a) {
+    return std::max<int64_t>(values[module.buffers[a.buffer].extent], 0);
+  };
+  for (const IrInstr& i : kernel.body) {
+    if (i.access < 0) continue;
+    const Access* a = &s.accesses[i.access];
+    if (i.op == OP_MATMUL) {
+      n[s.dims] = values[i.constant];
+      for (int side = 0; side < 2; ++side) check(a[side], n, s.dims + 1, extent(a[side]));
+    } else if (i.op == OP_ATTENTION) {
+      // Query and key are contracted along the head; a mask does not move along the columns.
+      const IrAttention& own = kernel.attentions[i.constant];
+      int column = s.origin[kernel.sizes.size() - 1];
+      int64_t width = n[column];
+      for (int operand = 0; operand < (own.flags & 8 ? 4 : 3); ++operand) {
+        n[s.dims] = operand == 0 ? 1 : values[own.length];
+        n[column] = operand < 2 ? values[own.head_dim] : operand == 3 ? 1 : width;
+        check(a[operand], n, s.dims + 1, extent(a[operand]));
+      }
+      n[column] = width;
+    } else if (i.op == OP_LOAD || i.op == OP_STORE) {
+      check(*a, n, s.dims, extent(*a));
+    }
+  }
+}
+
+}  // namespace vtc
