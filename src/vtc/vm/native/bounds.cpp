@@ -9,8 +9,8 @@ namespace vtc {
 namespace {
 
 // Dimension d of the access takes the coordinates [0, n[d]). Addresses with runtime terms are
-// checked when they are known.
-void check(const Access& a, const int64_t* n, int dims, int64_t extent) {
+// checked when they are known. `more`: elements that are read behind each address.
+void check(const Access& a, const int64_t* n, int dims, int64_t extent, int64_t more = 0) {
   if (!a.terms.empty()) return;
   int64_t low = a.offset, high = a.offset;
   for (int d = 0; d < dims; ++d) {
@@ -25,7 +25,7 @@ void check(const Access& a, const int64_t* n, int dims, int64_t extent) {
     low += std::min(one, other);
     high += std::max(one, other);
   }
-  if (low < 0 || high >= extent) throw EncodeError("an address outside of its buffer");
+  if (low < 0 || high + more >= extent) throw EncodeError("an address outside of its buffer");
 }
 
 }  // namespace
@@ -41,8 +41,19 @@ void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
     if (i.access < 0) continue;
     const Access* a = &s.accesses[i.access];
     if (i.op == OP_MATMUL) {
-      n[s.dims] = values[i.constant];
-      for (int side = 0; side < 2; ++side) check(a[side], n, s.dims + 1, extent(a[side]));
+      int64_t k = n[s.dims] = values[i.constant];
+      check(a[0], n, s.dims + 1, extent(a[0]));
+      if (!s.packed) {
+        check(a[1], n, s.dims + 1, extent(a[1]));
+        continue;
+      }
+      // A panel for each `width` columns, and in it a group of elements for each `depth` of k.
+      int column = s.origin[kernel.sizes.size() - 1];
+      int64_t columns = column < 0 ? 1 : n[column];
+      if (column >= 0) n[column] = (columns + i.width - 1) / i.width;
+      n[s.dims] = (k + i.depth - 1) / i.depth;
+      check(a[1], n, s.dims + 1, extent(a[1]), i.width * i.depth - 1);
+      if (column >= 0) n[column] = columns;
     } else if (i.op == OP_ATTENTION) {
       // Query and key are contracted along the head; a mask does not move along the columns.
       const IrAttention& own = kernel.attentions[i.constant];
