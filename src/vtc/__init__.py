@@ -11,6 +11,7 @@ from vtc.options import Options
 from vtc.report.explain import explain
 from vtc.runtime.loaded import load
 from vtc.runtime.saving import save
+from vtc.streaming import stream
 
 __version__ = "0.1.0"
 
@@ -20,6 +21,7 @@ __all__ = [
     "explain",
     "load",
     "save",
+    "stream",
     "register_movement",
     "Options",
     "errors",

@@ -23,6 +23,7 @@ __all__ = [
     "EngineUnavailableError",
     "FallbackWarning",
     "InvalidOptionError",
+    "LostValueError",
     "MissingExtraError",
     "MovementRegistrationError",
     "OnnxFileError",
@@ -245,6 +246,17 @@ class CaptureError(VtcError, RuntimeError):
         super().__init__(
             f"{model} cannot be captured as one graph: {reason}; use vtc.compile or "
             f"torch.compile(model, backend='vtc'), which compile the parts that can be"
+        )
+
+
+class LostValueError(VtcError, RuntimeError):
+    """A value of `vtc.stream` is read whose program failed."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"the value was never computed, because its stream failed before: {reason}; compute it "
+            f"again outside of vtc.stream to see which operator is at fault"
         )
 
 

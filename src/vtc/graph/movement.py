@@ -40,6 +40,7 @@ __all__ = [
     "is_movement_target",
     "is_registered",
     "movement_of",
+    "moves",
     "register_movement",
     "table_markdown",
 ]
@@ -103,6 +104,11 @@ def movement_of(node: fx.Node) -> BoundMovement | None:
 def is_movement_target(node: fx.Node) -> bool:
     """True for an operator with several outputs whose `getitem` nodes are movements."""
     return node.op == "call_function" and node.target in _PARTS
+
+
+def moves(operator: object) -> bool:
+    """True for an operator of the table; its arguments may still make it compute."""
+    return operator in _RULES or operator in _PARTS
 
 
 def is_registered(node: fx.Node) -> bool:

@@ -24,14 +24,15 @@ from vtc.program.tile import ANCHORS
 SymbolSource = tuple[str, int, tuple[str, int]]
 
 
-def lower(program: Program, packing: Packing | None = None) -> Plan:
+def lower(program: Program, packing: Packing | None = None, rounded: bool = False) -> Plan:
     """The plan of a program; the same for every size of its inputs.
 
-    packing: how weights are prepacked; None reads them as they lie. Raises CaptureError for what
-    the DVM cannot run, which is then the whole graph.
+    packing: how weights are prepacked; None reads them as they lie. rounded: half precision is
+    rounded after every operator, as eager PyTorch does. Raises CaptureError for what the DVM
+    cannot run, which is then the whole graph.
     """
     symbols = _symbols(program)  # before a decomposition specialises one
-    own = translate(program)
+    own = translate(program, rounded)
     try:
         return _lowered(program, own, symbols, packing or Packing(0, 0))
     except Unsupported as error:

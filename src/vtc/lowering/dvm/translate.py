@@ -85,7 +85,8 @@ class Translation:
     """What a program computes: `values` of its FX nodes, eager calls in order.
 
     known: size symbols whose values are told by inputs or earlier calls. fakes: the fake
-    tensor of a node that an FX node gives. splits: calls that give sizes.
+    tensor of a node that an FX node gives. splits: calls that give sizes. rounded: half precision
+    is rounded after every operator, as eager PyTorch does, not only where it is stored.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -94,6 +95,7 @@ class Translation:
     known: set[Any] = field(default_factory=set)
     fakes: dict[Node, torch.Tensor] = field(default_factory=dict)
     splits: set[Call] = field(default_factory=set)
+    rounded: bool = False
 
     def value(self, argument: Any) -> Any:
         """An argument of a call: Nodes, Weaks, Sizes and constants."""
@@ -107,9 +109,9 @@ class Translation:
         return argument
 
 
-def translate(program: Program) -> Translation:
+def translate(program: Program, rounded: bool = False) -> Translation:
     """The whole program. Raises CaptureError for what the engine has no way to run, and TooWide."""
-    own = Translation(Graph(hints=Hints.of(program.inputs)))
+    own = Translation(Graph(hints=Hints.of(program.inputs)), rounded=rounded)
     for number, node in enumerate(program.inputs):
         value = value_of(node)
         if isinstance(value, torch.Tensor):
@@ -216,11 +218,21 @@ def _operator(
     try:
         if _new_symbols(own, value):
             raise Unsupported("a size that depends on data")
-        return _by_rule(own, node, target, args, kwargs)
+        found = _by_rule(own, node, target, args, kwargs)
     except Unsupported:
         if not calls:
             raise
-    return _called(own, node, target, args, kwargs)
+        return _called(own, node, target, args, kwargs)
+    return _rounded(own, found) if own.rounded and calls else found
+
+
+def _rounded(own: Translation, found: Any) -> Any:
+    """An operator's results, those in half precision rounded now."""
+    if isinstance(found, tuple):
+        return tuple(_rounded(own, f) for f in found)
+    if not isinstance(found, Node) or found.dtype.compute is not DType.F32:
+        return found
+    return own.graph.cast(own.graph.cast(found, DType.F32), found.dtype)
 
 
 def _by_rule(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
