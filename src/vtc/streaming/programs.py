@@ -27,6 +27,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from vtc import errors
 from vtc.graph.capture import capture
 from vtc.lowering.dvm import lower
+from vtc.lowering.dvm.hints import TooWide
 from vtc.lowering.dvm.plan import ModuleStep, Plan, TensorRef
 from vtc.runtime.dvm import Program, native_machine
 from vtc.streaming.structure import (
@@ -183,7 +184,10 @@ def _lowered(structure: Structure, free: tuple[int, ...], wanted: tuple[int, ...
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         captured = capture(module, [*fakes, *numbers])
-        plan = lower(captured, rounded=True)
+        try:
+            plan = lower(captured, rounded=True)
+        except TooWide as error:
+            raise errors.CaptureError("a stream", "a size of 0 or 1 stands for any") from error
         program = Program(plan, native_machine())
     kernels = sum(
         sum(1 for _ in step.module.kernels()) for step in plan.steps if isinstance(step, ModuleStep)
@@ -234,7 +238,7 @@ class _Sizes:
                 stride[d] = s if s in (0, 1) else self.symbol(s, "stride", number, d)
         return torch.empty_strided(shape, stride, dtype=meta.dtype)
 
-    def number(self, place: int, value: float) -> Any:
+    def number(self, place: int, value: int | float) -> Any:
         if isinstance(value, float):
             return torch.empty((), dtype=torch.float64)
         return self.symbol(value, "number", place, 0)

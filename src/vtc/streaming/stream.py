@@ -342,7 +342,7 @@ class Stream(TorchDispatchMode):
                 # What it is made of may be recorded.
                 return func.decompose(*args, **kwargs)
             with self._mutex:
-                if reads or (schema.is_mutable and self._reads_memory_of(given)):
+                if reads or (schema and schema.is_mutable and self._reads_memory_of(given)):
                     self.flush()
         return eager(func, args, kwargs)
 

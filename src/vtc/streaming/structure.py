@@ -95,7 +95,7 @@ class Seen:
         return tuple(p for p in sorted(self.varying) if is_free(literals[p]))
 
 
-def is_free(value: float) -> bool:
+def is_free(value: int | float) -> bool:
     """May the number be a symbol? 0 and 1 change what an operator is."""
     return isinstance(value, float) or 1 < value < _END
 

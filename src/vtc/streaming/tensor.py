@@ -92,7 +92,7 @@ def settle(value: Pending, plain: Tensor | None = None) -> bool:
     torch._C._swap_tensor_impl(value, plain)
     for name in ("_owner", "_node", "_real", "_error"):
         del value.__dict__[name]
-    value.__class__ = Tensor  # type: ignore[assignment]
+    value.__class__ = Tensor
     return True
 
 

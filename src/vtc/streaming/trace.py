@@ -177,7 +177,7 @@ class Tree:
         several = isinstance(given, tuple | list)
         if several and len(given) > MOST:
             return OUTSIDE
-        results = []
+        results: list[Any] = []
         for tensor in given if several else (given,):
             if not isinstance(tensor, Tensor) or DType.of(tensor.dtype) is None:
                 return OUTSIDE
