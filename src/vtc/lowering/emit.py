@@ -236,7 +236,7 @@ def _keep_strides(module: fx.GraphModule, results: Sequence[fx.Node]) -> None:
                 # Stores go into copies: the operands' fake values are others' too.
                 found = fx.Interpreter(module).run(*map(_apart, inputs))
         own, value = value_of(node), found[k]
-        if alike(value, own):
+        if not isinstance(own, torch.Tensor) or alike(value, own):
             continue
         made = end.args[0][k]
         if made.target not in _VIEWS:

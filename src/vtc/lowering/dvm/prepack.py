@@ -298,8 +298,10 @@ def _moved(node: Node) -> Node:
     """What a movement that costs nothing to read through shows; else the node itself."""
     while node.op == "move":
         move: Move = node.constant
-        (piece, *more) = move.load.pieces
-        if more or isinstance(piece.source, Fill) or piece.lookups():
+        if len(move.load.pieces) != 1:  # several sources, or no elements
+            break
+        (piece,) = move.load.pieces
+        if isinstance(piece.source, Fill) or piece.lookups():
             break
         node = node.operands[piece.source]
     return node
