@@ -212,10 +212,11 @@ def _module(node: Node, leaves: Sequence[Node], strides: Sequence[Any]) -> Modul
         fusion.ensure(node)
     except Unsupported:
         return None
-    step, *more = assemble(fusion.steps, fusion.spaces, [TensorRef(own)])
-    if more or not isinstance(step, ModuleStep) or step.module.symbols:
+    steps = assemble(fusion.steps, fusion.spaces, [TensorRef(own)])
+    if len(steps) != 1:  # none where there are no elements
         return None
-    return step
+    (step,) = steps
+    return step if isinstance(step, ModuleStep) and not step.module.symbols else None
 
 
 def _form(node: Node) -> tuple[Any, ...]:
