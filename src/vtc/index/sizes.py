@@ -81,11 +81,16 @@ def _expand(value: Expr) -> Size:
     return int(expanded) if isinstance(expanded, sympy.Integer) else expanded
 
 
+def _key(value: Any) -> Size:
+    """A size that can be hashed: a ``torch.SymInt`` cannot."""
+    return value if isinstance(value, int | sympy.Expr) else as_size(value)
+
+
 def add(a: Size, b: Size) -> Size:
     """a + b."""
     if type(a) is int and type(b) is int:
         return a + b
-    return _add(a, b)
+    return _add(_key(a), _key(b))
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -97,7 +102,7 @@ def sub(a: Size, b: Size) -> Size:
     """a - b."""
     if type(a) is int and type(b) is int:
         return a - b
-    return _sub(a, b)
+    return _sub(_key(a), _key(b))
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -109,7 +114,7 @@ def mul(a: Size, b: Size) -> Size:
     """a * b."""
     if type(a) is int and type(b) is int:
         return a * b
-    return _mul(a, b)
+    return _mul(_key(a), _key(b))
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -207,7 +212,7 @@ def split(a: Size, b: Size) -> tuple[Size, Size]:
     """(q, r) with a = q * b + r, where r is the terms of a that b does not divide."""
     if type(a) is int and type(b) is int:
         return (0, a) if a % b else (a // b, 0)
-    return _split(a, b)
+    return _split(_key(a), _key(b))
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -227,7 +232,7 @@ def floor_div(a: Size, b: Size) -> Size:
     """a // b, b positive; opaque (a FloorDiv) where the symbols do not divide."""
     if type(a) is int and type(b) is int:
         return a // b
-    return _floor_div(a, b)
+    return _floor_div(_key(a), _key(b))
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -7,6 +7,7 @@ it. The graph's shapes do not say so; the values that the symbols had at that ca
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from torch import fx
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from vtc.graph.program import value_of
-from vtc.index import IndexMap, Size, affine
+from vtc.index import IndexMap, Size, affine, sizes
 
 aten = torch.ops.aten
 
@@ -96,6 +97,27 @@ def check_squeeze(node: fx.Node) -> None:
         size = value.shape[d] if value.dim() else 0
         if isinstance(size, torch.SymInt) and size.node.has_hint() and bool(size == 1):
             raise TooWide
+
+
+_INDEXING = {
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+}
+
+
+def check_indices(node: fx.Node, hints: Hints) -> None:
+    """Raises TooWide where a dimension of an index tensor, a symbol, is broadcast to another's."""
+    if node.target not in _INDEXING:
+        return
+    shapes = [
+        tuple(map(sizes.as_size, value_of(index).shape))
+        for index in node.args[1]
+        if isinstance(index, fx.Node)
+    ]
+    for one, other in itertools.combinations(shapes, 2):
+        hints.check_broadcast(one, other)
 
 
 def exclude_empty(inputs: Iterable[fx.Node]) -> None:

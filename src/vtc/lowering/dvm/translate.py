@@ -34,7 +34,7 @@ from vtc.lowering.dvm import (
     rules_pointwise,
     rules_pool,
 )
-from vtc.lowering.dvm.hints import Hints, check_squeeze
+from vtc.lowering.dvm.hints import Hints, check_indices, check_squeeze
 from vtc.lowering.dvm.nodes import (
     Call,
     Conditional,
@@ -153,6 +153,7 @@ def _translated(
     if target in _CHECKS:
         return None
     check_squeeze(node)
+    check_indices(node, own.graph.hints)
     if node in movements and not _new_symbols(own, value):
         return _moved(own, movements[node])
     if target is operator.getitem and not isinstance(own.values[node.args[0]], Node):
