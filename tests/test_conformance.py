@@ -50,5 +50,5 @@ def test_operators_are_right_on_the_dvm(variant: str, tmp_path: Path) -> None:
     files = ["--state", str(tmp_path / "state.jsonl"), "--json", str(score)]
     subprocess.run([sys.executable, str(command), *more, *files], check=True)
     found = json.loads(score.read_text())
-    assert found["samples"] > 10
+    assert found["samples"] > 5
     assert found["cases"] == []

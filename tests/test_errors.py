@@ -21,6 +21,11 @@ EXAMPLES: list[tuple[VtcError | VtcWarning, type[BaseException], tuple[str, ...]
     ),
     (errors.UnknownOptionError("freze", ["freeze"]), TypeError, ("'freze'", "'freeze'?")),
     (
+        errors.LostValueError("ValueError: no kernel"),
+        RuntimeError,
+        ("never computed", "ValueError: no kernel", "outside of vtc.stream"),
+    ),
+    (
         errors.InvalidOptionError("VTC_FREEZE", "maybe", "1 or 0"),
         ValueError,
         ("VTC_FREEZE", "'maybe'", "1 or 0"),
