@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 
 import pytest
 import torch
@@ -23,7 +25,10 @@ class FakeClock:
     """Gives each system's own time, times how slow the machine is at that moment."""
 
     def __init__(self, cost):
-        self.cost, self.calls = cost, []
+        self.cost, self.calls, self.settled = cost, [], 0
+
+    def settle(self):
+        self.settled += 1
 
     def time(self, run):
         name = run()
@@ -49,6 +54,25 @@ def test_each_round_times_every_system_once():
     assert times == {"a": [1.0] * 7, "b": [2.0] * 7}
     for pair in zip(clock.calls[::2], clock.calls[1::2], strict=True):
         assert sorted(pair) == ["a", "b"]
+    assert clock.settled == 14
+
+
+def test_threads_that_an_earlier_call_left_spinning_come_to_rest_first():
+    spinning = threading.Event()
+
+    def spin():
+        spinning.set()
+        until = time.perf_counter() + 0.05
+        while time.perf_counter() < until:
+            pass
+        spinning.clear()
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    assert spinning.wait(1)
+    WallClock().settle()
+    assert not spinning.is_set()
+    thread.join()
 
 
 def test_the_order_within_rounds_varies():

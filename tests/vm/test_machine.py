@@ -369,6 +369,37 @@ def test_branches_read_what_was_stored():
         assert bool((found == expected).all())
 
 
+def test_threads_that_lag_take_the_branch_that_was_taken():
+    """The predicates of four branches in a row share memory, and the threads are more than the
+    processors: one that comes late finds the predicate of a later branch."""
+    points, steps, buffers = 40_000, [], rows(40_000, 40_000)
+    for n in range(4):
+        predicate = Kernel(f"p{n}", ())
+        predicate.store(2 + n, predicate.op("gt", predicate.load(0), predicate.const(0.5 * n)))
+        buffers.append(buffer(f"t{n}", DType.BOOL, 1))
+        arms = []
+        for scale in (2.0, -3.0):
+            arm = Kernel("arm", (points,))
+            value = arm.load(0 if n == 0 else 1, 1)
+            arm.store(1, arm.op("add", arm.op("mul", value, arm.const(scale)), arm.const(1.0)), 1)
+            arms.append(arm.done())
+        steps += [predicate, Branch(2 + n, (arms[0],), (arms[1],))]
+    made = module(*steps, buffers=buffers)
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    try:
+        for turn in range(60):
+            x = torch.randn(points)
+            x[0] = turn % 5 / 2 - 0.25
+            expected = x
+            for n in range(4):
+                expected = expected * (2.0 if x[0] > 0.5 * n else -3.0) + 1.0
+            (found,) = native(made, [x])
+            assert torch.equal(found, expected), turn
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_an_updated_input_is_read_before_it_is_written():
     kernel = Kernel("update", (R, C), (1,))
     x = kernel.load(0, C, 1)

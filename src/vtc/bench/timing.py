@@ -1,9 +1,10 @@
 """Interleaved paired timing.
 
 In each round every system runs once, in a random order, so that a slow moment of the machine falls
-on all of them; ratios are taken within rounds. Before its timed call each system runs once
-untimed: that call, not the timed one, pays for the caches and spinning threads that the system
-before it left behind.
+on all of them; ratios are taken within rounds. Before a system's turn the threads of the system
+before it come to rest (some runtimes leave threads spinning for tens of milliseconds, each of which
+takes a processor from whoever is next), and before its timed call each system runs once untimed:
+that call, not the timed one, pays for cold caches and for threads that sleep.
 """
 
 from __future__ import annotations
@@ -28,9 +29,22 @@ class Clock(Protocol):
     def time(self, run: Callable[[], object]) -> float:
         """Milliseconds that one call of `run` takes."""
 
+    def settle(self) -> None:
+        """Wait until nothing that an earlier call left behind is running."""
+
 
 class WallClock:
     """Wall time of the call, for a CPU."""
+
+    patience_s = 0.2
+
+    def settle(self) -> None:
+        start = time.perf_counter()
+        while time.perf_counter() - start < self.patience_s:
+            before, busy = time.perf_counter(), time.process_time()
+            time.sleep(0.001)
+            if time.process_time() - busy < 0.1 * (time.perf_counter() - before):
+                return
 
     def time(self, run: Callable[[], object]) -> float:
         start = time.perf_counter()
@@ -47,6 +61,9 @@ class CudaClock:
 
     # About 1 ms at 2 GHz: longer than it takes to enqueue any one of the models' calls.
     busy_cycles = 2_000_000
+
+    def settle(self) -> None:
+        torch.cuda.synchronize()
 
     def time(self, run: Callable[[], object]) -> float:
         start = torch.cuda.Event(enable_timing=True)
@@ -126,6 +143,7 @@ def interleave(
         shuffle.shuffle(order)
         for name in order:
             system = systems[name]
+            clock.settle()
             _once(system)
             system.reset()
             times[name].append(clock.time(system.run))

@@ -105,7 +105,7 @@ class Op:
 # name, family, fields, words that follow, meaning
 _ROWS: tuple[tuple[str, Family, str, str, str], ...] = (
     ("END", "step", "", "", "the program is over"),
-    ("BARRIER", "step", "", "", "wait until all threads have come here"),
+    ("BARRIER", "step", "", "", "wait until every task of the kernels before is done"),
     (
         "BRANCH",
         "step",

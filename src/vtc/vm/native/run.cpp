@@ -91,68 +91,126 @@ void set_task(State& s, int64_t task) {
   }
 }
 
-void run_kernel(State& s, const Word* w, int thread, int threads) {
+int64_t tasks_of(KernelView kernel) {
+  int64_t tasks = 1;
+  for (int d = 0; d < kernel.dims(); ++d) tasks *= kernel.tasks(d);
+  return tasks;
+}
+
+// Readies a thread for tasks of a kernel.
+void begin_kernel(State& s, const Word* w) {
   s.kernel = {w};
   s.row = s.kernel.row();
   s.column = s.kernel.column();
   s.packed_base = s.left_base = nullptr;
-  int64_t tasks = 1;
-  for (int d = 0; d < s.kernel.dims(); ++d) tasks *= s.kernel.tasks(d);
-  int64_t first = tasks * thread / threads, last = tasks * (thread + 1) / threads;
-  if (first == last) return;
   char* memory = s.registers.get(s.run->program.register_bytes());
   for (int i = 0; i < s.kernel.registers(); ++i)
     s.home[i] = s.reg[i] = memory + (s.kernel.reg(i) & 0xffffffff);
   set_task(s, 0);
   execute(s, s.kernel.prologue());
+}
+
+void run_tasks(State& s, int64_t first, int64_t last) {
   for (int64_t task = first; task < last; ++task) {
     set_task(s, task);
     execute(s, s.kernel.body());
   }
 }
 
-// Charges the time since `from` to a kernel, and starts again.
-void charge(const State& s, int64_t kernel, Clock::time_point& from) {
-  Clock::time_point now = Clock::now();
-  s.run->times[kernel] += std::chrono::nanoseconds(now - from).count();
-  from = now;
-}
+// The steps of a program as one of its threads takes them.
+class Walk {
+ public:
+  Walk(State& s, int thread)
+      : s_(s), sharing_(s.run->sharing), thread_(thread), timed_(s.run->times && thread == 0) {}
 
-void run_steps(State& s, int thread, int threads) {
-  const Word* program = s.run->program.w;
-  bool timed = s.run->times && thread == 0;
-  Clock::time_point from = Clock::now();
-  int64_t last = -1;
-  for (const Word* w = s.run->program.steps();;) {
-    switch (op_of(*w)) {
-      case OP_END: return;
-      case OP_BARRIER:
-        if (threads > 1) {
-          s.run->barrier.wait(threads);
-          if (timed && last >= 0) charge(s, last, from);
-        }
-        w += 1;
-        break;
-      case OP_BRANCH: w = *s.run->pointers[w[1]] ? w + 3 : program + w[2]; break;
-      case OP_JUMP: w = program + w[1]; break;
-      default:
-        // An exception may not leave the parallel region, nor keep a thread from its barriers.
-        try {
-          run_kernel(s, w, thread, threads);
-          last = s.kernel.number();
-          if (timed) charge(s, last, from);
-        } catch (const std::bad_alloc&) {
-          s.run->out_of_memory = true;
-        }
-        w += w[2];
+  void run() {
+    const Word* program = s_.run->program.w;
+    for (const Word* w = s_.run->program.steps();; ++step_) {
+      switch (op_of(*w)) {
+        case OP_END: return;
+        case OP_BARRIER:
+          barrier();
+          w += 1;
+          break;
+        case OP_BRANCH: w = branch(w) ? w + 3 : program + w[2]; break;
+        case OP_JUMP: w = program + w[1]; break;
+        default:
+          kernel(w);
+          w += w[2];
+      }
     }
   }
-}
+
+ private:
+  void barrier() {
+    if (!sharing_) return;
+    sharing_->finish(step_, mine_, all_);
+    mine_ = all_ = 0;
+    if (last_ >= 0) charge();
+  }
+
+  bool branch(const Word* w) const {
+    const char* predicate = s_.run->pointers[w[1]];
+    return sharing_ ? sharing_->decide(step_, predicate) : *predicate != 0;
+  }
+
+  void kernel(const Word* w) {
+    KernelView kernel{w};
+    int64_t tasks = tasks_of(kernel), first = 0, last = tasks;
+    bool begun = false;
+    all_ += tasks;
+    while (sharing_ ? sharing_->claim(step_, tasks, thread_, first, last) : first < last) {
+      mine_ += last - first;
+      // An exception may not leave the parallel region; others wait for what was claimed.
+      try {
+        if (!begun && !s_.run->out_of_memory) begin_kernel(s_, w);
+        begun = true;
+        if (!s_.run->out_of_memory) run_tasks(s_, first, last);
+      } catch (const std::bad_alloc&) {
+        s_.run->out_of_memory = true;
+      }
+      first = last;
+    }
+    last_ = kernel.number();
+    charge();
+  }
+
+  // Charges the time since the last charge to the last kernel.
+  void charge() {
+    if (!timed_) return;
+    Clock::time_point now = Clock::now();
+    s_.run->times[last_] += std::chrono::nanoseconds(now - from_).count();
+    from_ = now;
+  }
+
+  State& s_;
+  Sharing* sharing_;
+  int thread_;
+  bool timed_;
+  Clock::time_point from_ = Clock::now();
+  int64_t step_ = 0;            // along the path that all threads take
+  int64_t mine_ = 0, all_ = 0;  // tasks of this phase: done by this thread, by whomever
+  int64_t last_ = -1;           // the last kernel
+};
 
 // Threads keep their memory from one run to the next.
 State& thread_state() {
   thread_local State state{};
   return state;
+}
+
+// No path through a program has more steps.
+int64_t count_steps(ProgramView program) {
+  int64_t steps = 0;
+  for (const Word* w = program.steps(); op_of(*w) != OP_END; ++steps) {
+    switch (op_of(*w)) {
+      case OP_BARRIER: w += 1; break;
+      case OP_BRANCH: w += 3; break;
+      case OP_JUMP: w += 2; break;
+      default: w += w[2];
+    }
+  }
+  return steps;
 }
 
 // Programs that run at the same time, called from several threads, share the processors. Results do
@@ -186,20 +244,22 @@ uint64_t run_program(const Word* words, const uintptr_t* pointers, const double*
   at.resize(program.buffers());
   for (int b = 0; b < program.buffers(); ++b)
     at[b] = program.in_arena(b) ? arena + program.offset(b) : reinterpret_cast<char*>(pointers[b]);
-  Run run{program, at.data(), params, arena, times};
   Running running;
   int threads = program.parallel() ? running.share(omp_get_max_threads()) : 1;
-  auto work = [&run](int thread, int count) {
+  thread_local Sharing sharing;
+  if (threads > 1) sharing.start(count_steps(program), threads);
+  Run run{program, at.data(), params, arena, times, threads > 1 ? &sharing : nullptr};
+  auto work = [&run](int thread) {
     State& s = thread_state();
     s.run = &run;
     s.table = &table();
-    run_steps(s, thread, count);
+    Walk(s, thread).run();
   };
   if (threads == 1) {
-    work(0, 1);
+    work(0);
   } else {
 #pragma omp parallel num_threads(threads)
-    work(omp_get_thread_num(), omp_get_num_threads());
+    work(omp_get_thread_num());
   }
   if (run.out_of_memory) throw std::bad_alloc();
   return run.fault.load();

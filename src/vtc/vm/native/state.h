@@ -5,11 +5,11 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "pages.h"
+#include "sharing.h"
 #include "table.h"
 #include "words.h"
 
@@ -37,41 +37,6 @@ class Scratch {
   size_t size_ = 0;
 };
 
-// Where the threads of a run wait for each other. A thread that waits long lets others run, then
-// sleeps: its processor may be what the others are waiting for.
-class Barrier {
- public:
-  void wait(int threads) {
-    uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
-      arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
-      phase_.notify_all();
-      return;
-    }
-    for (int turn = 0; phase_.load(std::memory_order_acquire) == phase; ++turn) {
-      if (turn < kSpins)
-        pause();
-      else if (turn < kSpins + kYields)
-        std::this_thread::yield();
-      else
-        phase_.wait(phase, std::memory_order_acquire);
-    }
-  }
-
- private:
-  static constexpr int kSpins = 1000, kYields = 50;
-
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
-
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
-};
-
 // What all threads of a run share.
 struct Run {
   ProgramView program;
@@ -79,7 +44,7 @@ struct Run {
   const double* params;
   char* arena;
   int64_t* times;  // of each kernel, or null
-  Barrier barrier{};
+  Sharing* sharing;  // null for one thread
   std::atomic<bool> out_of_memory{false};
   std::atomic<uint64_t> fault{0};  // kernel + 1 (32 bits), buffer (16), term (8) of a bad index
 };
