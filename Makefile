@@ -29,7 +29,8 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 
 demo: $(VENV)/.installed-bench  ## compile a real model on this CPU: the timing table and what became of its movement
 	$(BIN)/vtc bench llama3 --batch 4 --peers eager,inductor --seconds 10
-	$(BIN)/vtc bench llama3 --engine dvm --peers eager --seconds 10
+	$(BIN)/vtc bench llama3 --engine dvm --peers eager --seconds 5
+	$(BIN)/vtc bench shufflenet --engine dvm --peers eager,onnxruntime,openvino --seconds 5
 	$(BIN)/vtc explain llama3 --batch 4 --html build/llama3.html
 
 test: lint typecheck unit  ## lint, types, layers and the test suite
