@@ -70,6 +70,24 @@ def test_the_faster_one_is_kept(
     assert len(stock) == (1 if engine == "dvm" else 2)
 
 
+def test_frozen_weights_and_another_number_of_threads_are_measured_anew(
+    tmp_path: Path, monkeypatch: Any, stock: list[Any]
+) -> None:
+    turns = timed(monkeypatch, 1.0, 2.0)
+    before = torch.get_num_threads()
+    try:
+        for freeze, threads in ((False, 2), (True, 2), (True, 3), (True, 2)):
+            torch._dynamo.reset()
+            torch.set_num_threads(threads)
+            options = {"cache_dir": tmp_path, "freeze": freeze}
+            compiled = vtc.compile(Norm(), options=options, dynamic=False)
+            with torch.no_grad():
+                compiled(torch.randn(6, 40))
+    finally:
+        torch.set_num_threads(before)
+    assert turns == [2, 2, 2]
+
+
 def test_an_answer_that_differs_is_not_kept(
     tmp_path: Path, monkeypatch: Any, stock: list[Any]
 ) -> None:

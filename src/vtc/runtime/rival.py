@@ -1,8 +1,9 @@
 """The DVM as a candidate of `engine="auto"` on a CPU: ready in milliseconds, kept where it measures
 faster than what TorchInductor compiles.
 
-What was measured is kept on disk by the graph's text and inputs, so that a graph that the DVM is
-known to win is compiled by nothing else.
+What was measured is kept on disk by the graph's text and inputs, by whether its weights are frozen
+and by the number of threads, so that a graph that the DVM is known to win is compiled by nothing
+else.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def rival(graph_module: fx.GraphModule, inputs: Sequence[Any], settings: Setting
         logger.debug("lowering for the DVM failed", exc_info=True)
         return None
     cache = ProfileCache(options.cache_dir, device)
-    return Rival(captured, plan, run, *times, _key(captured), cache)
+    return Rival(captured, plan, run, *times, _key(captured, options.freeze), cache)
 
 
 def _suits(value: Any) -> bool:
@@ -82,8 +83,9 @@ def _suits(value: Any) -> bool:
     )
 
 
-def _key(captured: Captured) -> str:
-    facts = [str(captured.graph_module.graph)]
+def _key(captured: Captured, freeze: bool) -> str:
+    """What a verdict is kept by: frozen, TorchInductor compiles another program of the graph."""
+    facts = [str(captured.graph_module.graph), f"{freeze=}", f"threads={torch.get_num_threads()}"]
     for node in captured.inputs:
         value = value_of(node)
         if isinstance(value, torch.Tensor):
