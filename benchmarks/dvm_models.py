@@ -139,7 +139,7 @@ def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any],
         counters.reset()
         for system in SYSTEMS:
             progress(f"{name}: {system} from cold")
-            with _machine_code() as compiled, warnings.catch_warnings(record=True) as caught:
+            with machine_code() as compiled, warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", vtc.errors.FallbackWarning)
                 calls[system] = _system(system, module)
                 sweeps[system] = _cold(calls[system], inputs)
@@ -175,7 +175,7 @@ def _system(system: str, module: nn.Module) -> Callable[..., Any]:
     return module if system == "eager" else torch.compile(module, dynamic=True)
 
 
-class _machine_code:  # noqa: N801 - used as a `with` block
+class machine_code:  # noqa: N801 - used as a `with` block
     """Counts calls of TorchInductor while it is open."""
 
     def __enter__(self) -> list[str]:

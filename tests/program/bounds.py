@@ -12,7 +12,8 @@ its error (None: exact, so interpreters agree to the last bit). The rules:
   infinite, and the element is not compared.
 * `sqrt` of f64 may be one unit off, `fmod` and `floordiv` of floats are compared only where the
   quotient fits in the type: there PyTorch itself is not exact. Attention is compared where all
-  operands are finite.
+  operands are finite, and a convolution with weights that are not only where its windows do not
+  leave the input: 0 times such a weight may or may not count there.
 * The sign of a zero that a fold, a minimum or a maximum gives is free, and so is a NaN's payload.
 """
 
@@ -25,13 +26,22 @@ from typing import cast
 
 import torch
 
+from program.convolutions import depth
 from vtc.program import evaluate as evaluator
 from vtc.program.dtypes import DType
 from vtc.program.evaluate import cast_to
 from vtc.program.module import Module, Step
 from vtc.program.scalars import SCALARS
 from vtc.program.sizes import size_value
-from vtc.program.tile import Access, Attention, Contraction, Instr, TileKernel
+from vtc.program.tile import (
+    Access,
+    Attention,
+    Contraction,
+    Convolution,
+    Instr,
+    TileKernel,
+    operands,
+)
 
 ULPS = 4
 EXACT = {
@@ -103,6 +113,8 @@ class Bounded(evaluator._Run):
             return self.fold_error(instr, value, args[0])
         if instr.op == "matmul":
             return self.matmul_error(instr, value)
+        if instr.op == "convolution":
+            return self.convolution_error(instr, value)
         if instr.op == "attention":
             return self.attention_error(instr.constant, instr.dtype, value)
         return None
@@ -226,6 +238,24 @@ class Bounded(evaluator._Run):
                 return torch.full_like(value, INFINITE, dtype=torch.float64)
             bound += depth * info.tiny * (2 + largest)
         bound[most > info.max * 0.5] = INFINITE
+        return bound
+
+    def convolution_error(self, instr: Instr, value: torch.Tensor) -> Error:
+        own: Convolution = instr.constant
+        count = depth(own, self.size)
+        if self.empty or count == 0:
+            return None
+        if any(self.memory_errors[a.buffer] is not None for a in operands(own)):
+            return torch.full_like(value, INFINITE, dtype=torch.float64)
+        most = _with_sizes_of(self, lambda: self.convolution(own))
+        info = torch.finfo(instr.dtype.torch_dtype)
+        bound = (count + 2) * info.eps * most + count * info.tiny * info.eps
+        bound[most > info.max * 0.5] = INFINITE
+        weights = {part.right.buffer for part in own.parts}
+        if not all(bool(self.own.memory[b].isfinite().all()) for b in weights):
+            for tap in itertools.product(*(range(self.size(w.taps)) for w in own.windows)):
+                _, inside = self.windowed(own, tap)
+                bound[~inside.expand(bound.shape)] = INFINITE
         return bound
 
     def attention_error(self, own: Attention, dtype: DType, value: torch.Tensor) -> Error:

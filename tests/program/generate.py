@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import sympy
 import torch
 
+from program import convolutions
 from program.building import Kernel
 from program.panels import fill_panels
 from vtc.index.sizes import Size, floor_div
@@ -101,12 +102,18 @@ class _Generator:
         rng = self.rng
         if rng.random() < 0.08:
             return self.branch(number)
+        # Drawn apart, so that programs without convolutions stay what they were.
+        if random.Random(self.seed * 1000 + 500 + number).random() < 0.07:
+            return self.kept(self.convolution(f"k{number}"))
         kinds = (self.pointwise, self.folds, self.scan, self.matmul, self.attention)
         kind = rng.choices(kinds, (40, 30, 8, 12, 10))[0]
-        made = kind(f"k{number}").done()
+        return self.kept(kind(f"k{number}"))
+
+    def kept(self, kernel: Kernel) -> list[Step]:
+        """The kernel, whose dense results may be read from now on."""
         self.dense += self.stored
         self.stored = []
-        return [made]
+        return [kernel.done()]
 
     # Sizes, buffers and tensors.
 
@@ -447,6 +454,13 @@ class _Generator:
         packed = Access(number, 0, tuple(strides))
         self.packs.append((packed, panel, right, tuple(sizes)))
         return packed, panel
+
+    def convolution(self, name: str) -> Kernel:
+        k, value = convolutions.convolution(self, name, 130 if self.rng.random() < 0.3 else 40)
+        if self.rng.random() < 0.5:
+            value = self.chain(k, self.rng.randint(1, 4))
+        self.store(k, value)
+        return k
 
     def attention(self, name: str) -> Kernel:
         rng = self.rng

@@ -65,7 +65,7 @@ def test_programs_run_and_use_everything():
                     seen["negative stride"] += any(str(s).startswith("-") for s in access.stride)
     assert 0 < outside < len(SEEDS) // 10
     wanted = {*SCALARS, *map(str, DType), "load", "store", "const", "param", "iota", "cast",
-              "matmul", "attention", "input", "output", "temporary", "mask", "term",
+              "matmul", "attention", "convolution", "input", "output", "temporary", "mask", "term",
               "negative stride", "size 0", "size 1"}  # fmt: skip
     wanted |= {f"reduce {name}" for name in REDUCTIONS} | {f"rank {n}" for n in range(5)}
     wanted |= {f"scan {name}" for name in ("sum", "prod", "max", "min")}

@@ -44,12 +44,32 @@ SEQUENCES: Mapping[str, tuple[type, ...]] = {
     "inductor_steady_to_vtc": NUMBER,
     "captures": (int,),
     "encodes": (int,),
+    "packs": (int,),
     "compilations": (int,),
     "eager": (int,),
     "fallbacks": (list,),
 }
 
-SECTIONS = ("encode_us", "operators", "sequences", "machine")
+GENERATION: Mapping[str, tuple[type, ...]] = {
+    "model": (str,),
+    "cache": (str,),
+    "layers": (int,),
+    "prompts": (list,),
+    "tokens": (int,),
+    "cold_s": (dict,),
+    "first_token_ms": (dict,),
+    "tokens_per_s": (dict,),
+    "equal": (bool,),
+    "ties": (int,),
+    "fallbacks": (list,),
+    "captures": (int,),
+    "encodes": (int,),
+    "packs": (int,),
+    "compilations": (int,),
+    "eager": (int,),
+}
+
+SECTIONS = ("encode_us", "operators", "sequences", "generation", "machine")
 
 
 def validate(document: Any) -> None:
@@ -58,7 +78,8 @@ def validate(document: Any) -> None:
         return
     for name, entry in document.get("encode_us", {}).items():
         _entry(entry, ENCODE, f"encode_us.{name}")
-    for name, fields in (("operators", OPERATORS), ("sequences", SEQUENCES)):
+    lists = (("operators", OPERATORS), ("sequences", SEQUENCES), ("generation", GENERATION))
+    for name, fields in lists:
         for number, entry in enumerate(document.get(name, [])):
             _entry(entry, fields, f"{name}[{number}]")
     for name, value in document.get("machine", {}).items():

@@ -351,7 +351,8 @@ class _Run:
                 right = _Address(index, None)
                 x = self.gather(part.left.buffer, _Address(left.index, mask), zero)
                 w = self.gather(part.right.buffer, right, zero)
-                product = (x * w).expand(sizes).sum(-1)
+                # What a window does not reach counts for nothing, whatever the weight.
+                product = torch.where(mask, x * w, zero).expand(sizes).sum(-1)
                 total = total + product.reshape(self.sizes)
         return total
 

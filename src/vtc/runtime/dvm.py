@@ -252,6 +252,8 @@ class _Writer:
         self.plan = plan
         self.lines: list[str] = []
         self.defined: set[int] = set()
+        self.sized: set[str] = set()
+        self.bounds = list(plan.bounds)
         self.laid_out = laid_out(plan)
         self.names: dict[str, Any] = {
             "empty_strided": torch.empty_strided,
@@ -280,6 +282,8 @@ class _Writer:
                 "offset": ".storage_offset()",
             }
             self.lines.append(f"{name} = a{number}{read[kind]}")
+            self.sized.add(name)
+        self._bounds()
         for number in plan.unwritten:
             space = plan.spaces[number]
             self._allocated(number, self._tuple(space.shape), self._tuple(space.stride))
@@ -288,10 +292,21 @@ class _Writer:
                 self._module(k, step)
             else:
                 self._eager(k, step)
+                self._bounds()
         outputs = "".join(f"{self._argument(o)}, " for o in plan.outputs)
         parameters = ", ".join(f"a{i}" for i in range(plan.inputs))
         body = "\n    ".join([*self.lines, f"return ({outputs})"])
         return f"def run({parameters}):\n    {body}\n", self.names
+
+    def _bounds(self) -> None:
+        """The bounds of slices whose sizes are known by now, in the order of the program."""
+        while self.bounds and self.bounds[0].needs <= self.sized:
+            own = self.bounds.pop(0)
+            given = (own.size, own.start, own.end, own.step)
+            values = ", ".join("None" if v is None else self._size(v) for v in given)
+            self.names["slice_bounds"] = slice_bounds
+            self.lines.append(f"{own.begin}, {own.length} = slice_bounds({values})")
+            self.sized |= {own.begin, own.length}
 
     def _module(self, k: int, step: ModuleStep) -> None:
         made = allocated(step)
@@ -339,6 +354,7 @@ class _Writer:
         for name, part, d in step.symbols:
             value = f"r{k}" if part is None else f"r{k}[{part}]"
             self.lines.append(f"{name} = {value}" if d < 0 else f"{name} = {value}.shape[{d}]")
+            self.sized.add(name)
         for _, number in step.results:
             if number not in self.laid_out:
                 continue
@@ -400,6 +416,12 @@ class _Writer:
 
     def _size(self, size: Size) -> str:
         return str(size) if isinstance(size, int) else f"({self.printer.doprint(size)})"
+
+
+def slice_bounds(size: int, start: int | None, end: int | None, step: int) -> tuple[int, int]:
+    """Where the slice `[start:end:step]` of `size` elements begins, and how many it has."""
+    taken = range(size)[start:end:step]
+    return taken.start, len(taken)
 
 
 def laid_out(plan: Plan) -> set[int]:

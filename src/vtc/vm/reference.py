@@ -352,7 +352,7 @@ class _Kernel(Tile):
                     at_right[self.kernel.column] = column // own.width
                     at_right.append(column % own.width)
                 right = self.gather(access, at_right, zero)
-                product = (left * right).expand(*total.shape, part.k)
+                product = torch.where(inside, left * right, zero).expand(*total.shape, part.k)
                 total = total + product.sum(-1)
         found = total.to(self.type(word).torch_dtype)
         found = found * self.read(word, "a") if own.scaled else found

@@ -71,6 +71,7 @@ def _lowered(
         constants=program.constants,
         splits=frozenset(call.origin for call in own.splits),
         prepacked=prepacked,
+        bounds=tuple(own.bounds),
     )
 
 

@@ -307,11 +307,11 @@ class Graph:
         back = IndexMap.single(x.shape, [*own[:dim], 0, *own[dim:]])
         return self.move(load, [x], stores=[back], view=True)
 
-    def slice(self, x: Node, dim: int, start: Size, length: Size) -> Node:
-        """`length` elements of dimension `dim` from `start` on."""
+    def slice(self, x: Node, dim: int, start: Size, length: Size, step: int = 1) -> Node:
+        """`length` elements of dimension `dim` from `start` on, `step` apart."""
         shape = [length if d == dim else s for d, s in enumerate(x.shape)]
         index = list(_axes(shape))
-        index[dim] = index[dim] + start
+        index[dim] = index[dim] * step + start
         return self.move(IndexMap.single(shape, index), [x], view=True)
 
     def concat(self, parts: Sequence[Node], dim: int) -> Node:

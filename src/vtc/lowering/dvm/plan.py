@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import sympy
 import torch
 from torch import fx
 
@@ -75,6 +76,26 @@ class EagerStep:
     symbols: tuple[tuple[str, int | None, int], ...]
 
 
+@dataclass(frozen=True)
+class SliceBounds:
+    """The symbols `begin` and `length` of a slice `[start:end:step]` of a dimension of `size`
+    elements, for bounds of unknown sign or order: they count from the end, and are clamped, as in
+    Python."""
+
+    begin: str
+    length: str
+    size: Size
+    start: Size | None
+    end: Size | None
+    step: int
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The symbols that have to be known before."""
+        given = (self.size, self.start, self.end)
+        return frozenset(str(s) for g in given if isinstance(g, sympy.Expr) for s in g.free_symbols)
+
+
 @dataclass(frozen=True, eq=False)
 class ModuleStep:
     """Kernels as one program; `spaces` gives the space of each buffer that is no temporary."""
@@ -106,7 +127,8 @@ class Plan:
     """What a call does. `symbols` says where the size symbols of the inputs come from: the number
     of the input, and ("value", 0), ("size", d), ("stride", d) or ("offset", 0). outputs:
     TensorRefs, ScalarRefs, Sizes and constants. splits: eager operators that the program is meant
-    to be cut at, because the size of what they give depends on data.
+    to be cut at, because the size of what they give depends on data. bounds: those of slices, each
+    computed as soon as its sizes are known.
     """
 
     inputs: int
@@ -117,6 +139,7 @@ class Plan:
     constants: tuple[torch.Tensor, ...] = ()
     splits: frozenset[str] = frozenset()
     prepacked: tuple[Prepacked, ...] = ()
+    bounds: tuple[SliceBounds, ...] = ()
 
     @cached_property
     def unwritten(self) -> tuple[int, ...]:

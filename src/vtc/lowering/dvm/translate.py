@@ -44,6 +44,7 @@ from vtc.lowering.dvm.nodes import (
     Unsupported,
     Weak,
 )
+from vtc.lowering.dvm.plan import SliceBounds
 from vtc.lowering.dvm.rules import RULES, Lowering, dtype_of, shape_of
 from vtc.program.dtypes import DType
 
@@ -84,9 +85,10 @@ _FLOATS: dict[Any, str] = {
 class Translation:
     """What a program computes: `values` of its FX nodes, eager calls in order.
 
-    known: size symbols whose values are told by inputs or earlier calls. fakes: the fake
-    tensor of a node that an FX node gives. splits: calls that give sizes. rounded: half precision
-    is rounded after every operator, as eager PyTorch does, not only where it is stored.
+    known: size symbols whose values are told by inputs or earlier calls. fakes: the fake tensor of
+    a node that an FX node gives. splits: calls that give sizes. bounds: those of slices that depend
+    on values of sizes. rounded: half precision is rounded after every operator, as eager PyTorch
+    does, not only where it is stored.
     """
 
     graph: Graph = field(default_factory=Graph)
@@ -95,6 +97,7 @@ class Translation:
     known: set[Any] = field(default_factory=set)
     fakes: dict[Node, torch.Tensor] = field(default_factory=dict)
     splits: set[Call] = field(default_factory=set)
+    bounds: list[SliceBounds] = field(default_factory=list)
     rounded: bool = False
 
     def value(self, argument: Any) -> Any:
@@ -156,6 +159,8 @@ def _translated(
     check_indices(node, own.graph.hints)
     if node in movements and not _new_symbols(own, value):
         return _moved(own, movements[node])
+    if target is aten.slice.Tensor and (found := _sliced(own, node)) is not None:
+        return found
     if target is operator.getitem and not isinstance(own.values[node.args[0]], Node):
         return own.values[node.args[0]][node.args[1]]
     if is_movement_target(node) and all(u in movements for u in node.users):
@@ -188,6 +193,30 @@ def _moved(own: Translation, bound: BoundMovement) -> Node:
         return own.graph.node("scatter", base.shape, base.dtype, operands, Scatter(store))
     assert movement.load is not None
     return own.graph.move(movement.load, sources, lookups, movement.store, movement.view)
+
+
+def _sliced(own: Translation, node: fx.Node) -> Node | None:
+    """A slice whose bounds are clamped at the call; None if they are not known before it.
+
+    PyTorch makes a symbol for the length of such a slice, and maybe one for where it begins in
+    storage.
+    """
+    x, *given = list(own.value(node.args))
+    defaults: list[Any] = [0, None, None, 1]
+    dim, start, end, step = given + defaults[len(given) :]
+    if not isinstance(x, Node) or not isinstance(step, int):
+        return None
+    dim %= len(x.shape)
+    length = shape_of(value_of(node))[dim]
+    if not isinstance(length, sympy.Symbol) or any(isinstance(b, Weak) for b in (start, end)):
+        return None
+    begin = sympy.Symbol(f"{length}_begin", integer=True, nonnegative=True)
+    bounds = SliceBounds(str(begin), str(length), x.shape[dim], start, end, step)
+    if not bounds.needs <= {str(s) for s in own.known}:
+        return None
+    own.bounds.append(bounds)
+    own.known |= {begin, length}
+    return own.graph.slice(x, dim, begin, length, step)
 
 
 def _item(own: Translation, node: fx.Node, calls: bool) -> Any:
