@@ -4,11 +4,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
+SEEDS  ?= 2000
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint typecheck unit bench format clean
+.PHONY: help demo test lint typecheck unit sanitize bench format clean
 
 help:  ## print this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -45,6 +46,19 @@ typecheck: $(VENV)/.installed-dev  ## mypy
 
 unit: $(VENV)/.installed-dev  ## pytest
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# The interpreter is built with sanitizers in the place of the usual one, which is put back after.
+SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so)" PYTHONPATH=tests \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 $(BIN)/python
+
+sanitize: $(VENV)/.installed-dev  ## tests/vm and SEEDS generated programs under ASan and UBSan
+	$(PIP) install -q --no-deps -e . -C build-dir=build/sanitized -C cmake.define.VTC_SANITIZE=ON
+	status=0; \
+	$(SANITIZED) -m pytest tests/vm || status=1; \
+	$(SANITIZED) -m vm.conformance --seeds $(SEEDS) --workers $(JOBS) || status=1; \
+	$(SANITIZED) -m vm.conformance --seeds $$(($(SEEDS) / 20)) --large --workers $(JOBS) || status=1; \
+	$(PIP) install -q --no-deps -e .; \
+	exit $$status
 
 bench: $(VENV)/.installed-bench  ## the CPU figures of benchmarks/results
 	$(BIN)/python benchmarks/cpu.py

@@ -102,7 +102,7 @@ def main(
     if "models" in parts:
         for name in dvm_models.MODELS:
             if wanted(name, name in file.sequences):
-                case, entry = dvm_models.measure(name, console.print)
+                case, entry = dvm_models.measure(name, console.log)
                 file.cases[name], file.sequences[name] = case, entry
                 file.write()
                 console.print(entry)

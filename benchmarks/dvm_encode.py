@@ -98,6 +98,7 @@ def _first_call(name: str) -> tuple[dvm.Program, dict[str, float]]:
         return programs[-1]
 
     torch._dynamo.reset()
+    gc.collect()  # what earlier captures left
     with torch.no_grad():
         found = dvm_compile.dynamic(function, backend)(*inputs)
         torch.testing.assert_close(found, function(*inputs), rtol=1e-4, atol=1e-4)

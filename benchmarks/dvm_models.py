@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).parent.parent / "examples"))
 from mmoe import MMoE
 
 PAIRS = 50
-ROUNDS = 5
+ROUNDS = 3
 SYSTEMS = ("vtc", "eager", "inductor")
 Inputs = Sequence[Tensor]
 
@@ -62,7 +62,9 @@ def _features(batch: int, length: int, generator: torch.Generator) -> Inputs:
     return [torch.randn(batch, length, 512, generator=generator)]
 
 
-def _transformer(name: str, layers: int, **widths: int) -> Callable[[], nn.Module]:
+def transformer(name: str, layers: int, **widths: int) -> Callable[[], nn.Module]:
+    """A function that builds a model of transformers: one of language, but for BERT with a head."""
+
     def build() -> nn.Module:
         config = getattr(transformers, f"{name}Config")(
             vocab_size=VOCABULARY, num_hidden_layers=layers, **widths
@@ -73,7 +75,7 @@ def _transformer(name: str, layers: int, **widths: int) -> Callable[[], nn.Modul
     return build
 
 
-_DECODER = {
+DECODER = {
     "hidden_size": 512,
     "intermediate_size": 1408,
     "num_attention_heads": 8,
@@ -85,13 +87,13 @@ MODELS: Mapping[str, Model] = {
     "mmoe-2": Model(lambda: MMoE(tasks=2), _features, 8, 64),
     "mmoe-4": Model(lambda: MMoE(tasks=4), _features, 8, 64),
     "bert-base": Model(
-        _transformer("Bert", 12), _tokens, 4, 64, 12, lambda result: result.last_hidden_state
+        transformer("Bert", 12), _tokens, 4, 64, 12, lambda result: result.last_hidden_state
     ),
     "qwen3": Model(
-        _transformer("Qwen3", 4, **_DECODER), _tokens, 4, 128, 4, lambda result: result.logits
+        transformer("Qwen3", 4, **DECODER), _tokens, 4, 128, 4, lambda result: result.logits
     ),
     "llama": Model(
-        _transformer("Llama", 4, **_DECODER), _tokens, 4, 128, 4, lambda result: result.logits
+        transformer("Llama", 4, **DECODER), _tokens, 4, 128, 4, lambda result: result.logits
     ),
 }
 

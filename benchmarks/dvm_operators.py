@@ -155,7 +155,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator("var_mean", REDUCTION, var_mean, ("rc",)),
 )  # fmt: skip
 
-EFFORT = Effort(seconds=1.0, min_rounds=9, max_rounds=200, warm_up=2)
+EFFORT = Effort(seconds=0.7, min_rounds=5, max_rounds=200, warm_up=2)
 # Largest difference from float64 over the largest magnitude; sums of 2^24 products stay far below.
 TOLERANCE = 1e-5
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from dvm_models import MODELS, VOCABULARY, machine_code
+from dvm_models import DECODER, VOCABULARY, machine_code, transformer
 from quiet import undisturbed
 from rich.console import Console
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ RESULTS = Path(__file__).parent / "results" / "cpu-generate.json"
 PROMPTS = (7, 33, 1, 120, 64)
 TOKENS = 64
 ROUNDS = 5
+LAYERS = 2
 # Two logits closer than this, relative to the largest, are a tie: either token is greedy.
 TIE = 1e-5
 SYSTEMS: Mapping[str, Callable[[Any], Any]] = {
@@ -42,7 +43,11 @@ SYSTEMS: Mapping[str, Callable[[Any], Any]] = {
     "vtc": lambda forward: vtc.compile(forward, engine="dvm"),
     "inductor": lambda forward: torch.compile(forward, dynamic=True),
 }
-CASES = [f"{model}-{cache}" for model in ("llama", "qwen3") for cache in ("static", "dynamic")]
+MODELS = {
+    "llama": transformer("Llama", LAYERS, **DECODER),
+    "qwen3": transformer("Qwen3", LAYERS, **DECODER),
+}
+CASES = [f"{model}-{cache}" for model in MODELS for cache in ("static", "dynamic")]
 console = Console(width=160)
 
 
@@ -113,7 +118,7 @@ class Runs:
 def build(name: str) -> nn.Module:
     """A model with random weights by a seed."""
     torch.manual_seed(0)
-    model = MODELS[name].build().eval()
+    model = MODELS[name]().eval()
     model.generation_config.eos_token_id = None
     return model
 
@@ -130,7 +135,7 @@ def measure(case: str) -> dict[str, Any]:
     with torch.no_grad(), fresh_compiler(), torch._inductor.config.patch(force_disable_caches=True):
         counters.reset()
         for system, compile_ in SYSTEMS.items():
-            console.print(f"{case}: {system} from cold")
+            console.log(f"{case}: {system} from cold")
             own = runs[system]
             with machine_code() as compiled, warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", vtc.errors.FallbackWarning)
@@ -148,7 +153,7 @@ def measure(case: str) -> dict[str, Any]:
     return {
         "model": name,
         "cache": cache,
-        "layers": MODELS[name].layers,
+        "layers": LAYERS,
         "prompts": list(PROMPTS),
         "tokens": TOKENS,
         "cold_s": {s: own.cold_s for s, own in runs.items()},
@@ -162,7 +167,7 @@ def measure(case: str) -> dict[str, Any]:
 
 
 def _round(model: Any, prompts: Sequence[Tensor], cache: str, own: Runs) -> None:
-    found = undisturbed(lambda: [generate(model, p, cache) for p in prompts], console.print)
+    found = undisturbed(lambda: [generate(model, p, cache) for p in prompts], console.log)
     for number, one in enumerate(found):
         own.first_ms[number].append(one.first_s * 1e3)
         own.rate[number].append(one.rate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -120,7 +120,7 @@ def _symbols(value: Any) -> Iterator[str]:
     """The names of the size symbols in steps and sizes."""
     if isinstance(value, sympy.Expr):
         yield from (str(s) for s in value.free_symbols)
-    elif isinstance(value, Iterable) and not isinstance(value, str):
+    elif isinstance(value, list | tuple | frozenset):
         for one in value:
             yield from _symbols(one)
     elif hasattr(value, "__dataclass_fields__"):
