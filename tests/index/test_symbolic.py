@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sympy import Symbol
 
 from index.chains import arange
-from vtc.index import Expr, IndexMap, NotRepresentable, Piece, axes
+from vtc.index import Expr, IndexMap, NotRepresentable, Piece, affine, axes, sizes
 from vtc.index.sizes import FloorDiv
 from vtc.index.strided import contiguous_strides
 
@@ -162,3 +162,16 @@ def test_a_reshape_leaves_dimensions_at_both_ends_alone() -> None:
     (piece,) = IndexMap.reshape((s0, 3, 2, h, w), (s0, 6, h, w)).pieces
     n, channel, row, column = axes(4)
     assert piece.forms == (n, channel // 2, channel % 2, row, column)
+
+
+@pytest.mark.parametrize("size", [s0 + 3, FloorDiv(s0 - 1, 32) + 1, s0 * s1 + 2])
+def test_a_size_of_several_terms_divides_its_multiples(size: Expr) -> None:
+    whole = sizes.mul(size, size)
+    assert sizes.split(sizes.mul(whole, 16), whole) == (16, 0)
+    assert sizes.exact_div(sizes.mul(size, 4), 2) == sizes.mul(size, 2)
+    assert sizes.exact_div(whole, sizes.mul(size, 2)) is None
+    assert sizes.split(sizes.add(whole, 1), whole) == (0, sizes.add(whole, 1))
+    n = 12 * sizes.mul(whole, 5)
+    at = affine.add(affine.scale(affine.coordinate(0), whole), affine.constant(n))
+    found = affine.modulo(affine.add(at, affine.coordinate(1)), whole, ((0, 4), (0, whole - 1)))
+    assert found == affine.coordinate(1)

@@ -265,3 +265,27 @@ def test_a_model_keeps_its_weights_where_they_are() -> None:
         torch.testing.assert_close(compiled(x), model(x))
         model[0].weight.mul_(2)
     assert counters.captures == 1
+
+
+def test_a_float_of_a_module_is_a_constant_until_it_changes() -> None:
+    """As its integers are; one that is passed is an argument."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = 0.5
+            self.norm = torch.nn.BatchNorm1d(4, eps=0.25)
+
+        def forward(self, x: Tensor, shift: float) -> Tensor:
+            return self.norm(x) * self.factor + shift
+
+    model = Model().eval()
+    compiled = vtc.compile(model, engine="dvm")
+    x = torch.randn(3, 4)
+    captured = counters.captures
+    with torch.no_grad():
+        for shift in (0.5, 0.75):
+            torch.testing.assert_close(compiled(x, shift), model(x, shift))
+        assert counters.captures == captured + 1
+        model.factor = 0.125
+        torch.testing.assert_close(compiled(x, 0.25), model(x, 0.25))

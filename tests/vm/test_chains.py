@@ -141,3 +141,39 @@ def test_a_value_may_be_read_after_it_was_computed_where_it_is_stored():
         torch.testing.assert_close(found[0].view(r, c), a + b, rtol=0, atol=0)
         expected = (a + b) * ((a + b) ** 2).sum(1, keepdim=True)
         torch.testing.assert_close(found[1].view(r, c), expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("by", [6.0, 3.0, -7.0, 0.1, 1e-20, 3e38, 1e-44, 0.0, float("inf")])
+def test_a_quotient_by_one_number_is_rounded_as_a_division(by):
+    """For all exponents, subnormal numbers and what is none among them."""
+    bits = torch.randint(-(2**31), 2**31, (40_000,), dtype=torch.int64).to(torch.int32)
+    near = torch.randn(40_000) * 10
+    x = torch.cat([bits.view(torch.float32), near, torch.tensor([0.0, -0.0, 1e-45, -1e-39])])
+    kernel = Kernel("quotients", (R,))
+    value = kernel.op("add", kernel.load(0, 1), kernel.const(-0.0))
+    kernel.store(1, kernel.op("div", value, kernel.const(by)), 1)
+    made = module(
+        kernel, buffers=[buffer("x", DType.F32, R), buffer("y", DType.F32, R)], symbols=("r",)
+    )
+    for size in (len(x), 7):
+        (found,) = native(made, [x[-size:]], size)
+        expected = x[-size:] / torch.tensor(by)
+        assert torch.equal(found.isnan(), expected.isnan())
+        same = found.view(torch.int32) == expected.view(torch.int32)
+        assert bool((same | expected.isnan()).all())
+
+
+@pytest.mark.parametrize("bound", [0.0, 2.5, -1.0, float("nan"), float("inf")])
+def test_a_bound_of_one_number_keeps_nan(bound):
+    x = torch.tensor([0.5, float("nan"), -3.0, float("inf"), -float("inf"), 7.0] * 30)
+    kernel = Kernel("bounds", (R,))
+    low = kernel.op("maximum", kernel.load(0, 1), kernel.const(bound))
+    kernel.store(1, low, 1)
+    kernel.store(2, kernel.op("minimum", low, kernel.const(bound)), 1)
+    buffers = [buffer(n, DType.F32, R) for n in ("x", "y0", "y1")]
+    made = module(kernel, buffers=buffers, symbols=("r",))
+    first, second = native(made, [x], len(x))
+    one = torch.tensor(bound)
+    torch.testing.assert_close(first, torch.maximum(x, one), rtol=0, atol=0, equal_nan=True)
+    want = torch.minimum(torch.maximum(x, one), one)
+    torch.testing.assert_close(second, want, rtol=0, atol=0, equal_nan=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -60,6 +60,17 @@ CASES = [
     Case(6, 6, taps=1, pad=0, groups=6),
     Case(12, 20, groups=4),
     Case(48, 48, taps=1, pad=0, groups=3),
+    # Few channels in front of each other: gathered, in every place that a run begins or ends.
+    Case(1, 5, size=(2, 5, 6), planar=True),
+    Case(3, 16, stride=2, size=(2, 37, 41), planar=True),
+    Case(3, 33, taps=7, pad=3, stride=2, size=(1, 33, 35), planar=True),
+    Case(4, 17, taps=5, pad=2, stride=3, size=(1, 19, 23), planar=True, runs=2),
+    Case(19, 40, taps=1, pad=0, stride=2, size=(1, 9, 34), planar=True),
+    # Small maps and many channels; tiles of columns.
+    Case(70, 232, taps=1, pad=0, size=(1, 7, 7)),
+    Case(33, 300, size=(1, 5, 5)),
+    Case(130, 130, groups=130, size=(1, 29, 31)),
+    Case(64, 1, size=(1, 6, 6)),
 ]
 
 
@@ -138,6 +149,19 @@ def test_a_convolution_in_slices(case: Case) -> None:
     torch.testing.assert_close(written(case, found), want, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_do_not_depend_on_the_number_of_threads(case: Case) -> None:
+    made, given = convolution(case), operands(case)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(native(made, given)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.F64])
 @pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[6], CASES[8], CASES[14]], ids=str)
 def test_a_convolution_of_other_types(case: Case, dtype: DType) -> None:
@@ -159,6 +183,23 @@ def test_the_words_mean_what_the_module_does(case: Case) -> None:
         results.append(written(case, out))
     for result in results:
         torch.testing.assert_close(result, expected(case, given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[6], CASES[9], CASES[14]], ids=str)
+@pytest.mark.parametrize("short", [0, 1])
+def test_an_operand_that_is_too_short_is_not_encoded(case: Case, short: int) -> None:
+    made = convolution(case)
+    buffers = list(made.buffers)
+    # The last element of the operand is read: channels behind it are not.
+    behind = (0 if case.planar else BEHIND, 0)[short]
+    if case.planar and short == 0:
+        behind = BEHIND * case.size[1] * case.size[2]
+    enough = int(buffers[short].extent) - behind
+    buffers[short] = replace(buffers[short], extent=enough)
+    encoded(replace(made, buffers=tuple(buffers)))
+    buffers[short] = replace(buffers[short], extent=enough - 1)
+    with pytest.raises(NotImplementedError, match="outside of its buffer"):
+        encoded(replace(made, buffers=tuple(buffers)))
 
 
 def test_a_window_beyond_its_input_is_refused() -> None:

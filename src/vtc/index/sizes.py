@@ -57,6 +57,10 @@ class Mod(torch_functions.PythonMod):
         return f"({left} % {right})"
 
 
+# What polynomial arithmetic takes as a symbol of its own.
+_OPAQUE = (torch_functions.FloorDiv, torch_functions.PythonMod)
+
+
 class NotRepresentable(ValueError):  # noqa: N818 - a fact about the answer, not a failure
     """The result of an operation on index maps is not a small set of boxes, or is not provable."""
 
@@ -141,7 +145,7 @@ def _nonnegative(a: Expr) -> bool:
         return bool(a.is_nonnegative)
     # With every positive symbol s written as 1 + t, t >= 0, a polynomial without a negative
     # coefficient is nonnegative.
-    opaque = a.atoms(torch_functions.FloorDiv, torch_functions.PythonMod)
+    opaque = a.atoms(*_OPAQUE)
     hidden = {f: sympy.Dummy(integer=True, nonnegative=bool(f.is_nonnegative)) for f in opaque}
     a = a.xreplace(hidden)
     shift = {
@@ -198,6 +202,15 @@ def exact_div(a: Size, b: Size) -> Size | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _exact_div(a: Expr, b: Expr) -> Size | None:
+    # A quotient of symbols is a symbol of its own here: what divides for any value of it, divides.
+    opaque = a.atoms(*_OPAQUE) | b.atoms(*_OPAQUE)
+    if opaque:
+        hidden = {f: sympy.Dummy(integer=True) for f in opaque}
+        shown = {dummy: f for f, dummy in hidden.items()}
+        found = _exact_div(a.xreplace(hidden), b.xreplace(hidden))
+        return found if found is None or type(found) is int else as_size(found.xreplace(shown))
+    if _indivisible(a, b):
+        return None
     ratio = sympy.cancel(a / b)
     if not ratio.is_polynomial(*ratio.free_symbols):
         return None
@@ -206,6 +219,15 @@ def _exact_div(a: Expr, b: Expr) -> Size | None:
         if not term.as_coeff_Mul()[0].is_Integer:
             return None
     return as_size(ratio)
+
+
+def _indivisible(a: Expr, b: Expr) -> bool:
+    """Is there a remainder for some numbers? It is asked first, for polynomial division is slow."""
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    point = {s: sympy.Integer(101 + 6 * k) for k, s in enumerate(symbols)}
+    left, right = a.xreplace(point), b.xreplace(point)
+    whole = isinstance(left, sympy.Integer) and isinstance(right, sympy.Integer)
+    return bool(whole and right != 0 and int(left) % int(right))
 
 
 def split(a: Size, b: Size) -> tuple[Size, Size]:
@@ -217,6 +239,9 @@ def split(a: Size, b: Size) -> tuple[Size, Size]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _split(a: Size, b: Size) -> tuple[Size, Size]:
+    whole = exact_div(a, b)
+    if whole is not None:  # where b has several terms, those of a are not divided one by one
+        return whole, 0
     quotient: Size = 0
     rest: Size = 0
     for term in sympy.Add.make_args(sympy.sympify(a)):

@@ -14,6 +14,7 @@ import torch.fx.experimental._config as symbolic_config
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import counters as dynamo_counters
+from torch._dynamo.variables.builder import VariableBuilder
 
 from vtc import errors
 from vtc.graph.capture import capture
@@ -194,9 +195,32 @@ def _traced(oblivious: bool) -> Iterator[None]:
     )
     try:
         _set(True, True, oblivious)
-        yield
+        with _constant_attributes():
+            yield
     finally:
         _set(*before)
+
+
+@contextlib.contextmanager
+def _constant_attributes() -> Iterator[None]:
+    """Dynamo takes the floats that modules hold (a batch norm's eps) for constants, as it does
+    their integers: each would be a tensor that is made anew in every call. A frame is traced again
+    when one has changed."""
+    stock = VariableBuilder.wrap_symfloat
+
+    def wrapped(self: Any, value: float) -> Any:
+        kind = self.source.guard_source  # a method in some releases
+        kind = kind() if callable(kind) else kind
+        if not kind.is_unspecialized_nn_module():
+            return stock(self, value)
+        with torch._dynamo.config.patch(specialize_float=True):
+            return stock(self, value)
+
+    VariableBuilder.wrap_symfloat = wrapped  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        VariableBuilder.wrap_symfloat = stock  # type: ignore[method-assign]
 
 
 def _set(scalars: bool, sizes: bool, oblivious: bool) -> None:

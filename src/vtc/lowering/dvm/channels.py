@@ -14,13 +14,16 @@ from dataclasses import dataclass
 
 from vtc.index import Affine, Fill, Piece, Size, affine, sizes, substitution
 from vtc.index.affine import Atom, Div, Rem
-from vtc.lowering.dvm.body import Body, Home, Indirect, Needs
+from vtc.lowering.dvm.body import Body, Home, Indirect, Needs, Split
 from vtc.lowering.dvm.domain import Index
 from vtc.lowering.dvm.nodes import Move, Node
 from vtc.program.tile import Access, Panel
 
 # More runs than this, and the tensor is stored as it is read.
 MOST_RUNS = 64
+# Output points that lie in a row would be read in runs shorter than this, where an index divides
+# (an upsampled input): storing the input first is cheaper.
+SHORTEST_RUN = 7
 
 
 class Planned:
@@ -118,7 +121,12 @@ class _Search:
         extra = list(self.extra)
         if self.channel >= len(self.body.domain.sizes):
             extra[self.channel - len(self.body.domain.sizes)] = at.count
-        return self.body.access(home, at.node.shape, at.index, extra)
+        try:
+            return self.body.access(home, at.node.shape, at.index, extra)
+        except Split as split:
+            if isinstance(split.factor, int) and split.factor < SHORTEST_RUN:
+                raise Indirect from None
+            raise
 
     def deeper(self, at: _Found) -> list[_Found]:
         """The run in the sources of a movement. Raises Indirect."""
@@ -189,17 +197,31 @@ class _Search:
         return _Found(at.node, index, at.start + at.step * first, at.step * by, count)
 
     def residues(self, at: _Found) -> list[_Found]:
-        """The run as runs whose index does not divide the channel."""
+        """The run in parts in which the index does not divide the channel."""
         by = next((n for f in at.index if (n := self.divisor(f)) is not None), None)
         if by is None or by == 1:
             return [at]
-        if not isinstance(at.count, int) or by > MOST_RUNS:
+        if not isinstance(at.count, int):
             raise Indirect
         found: list[_Found] = []
+        # `by` places in a row, among which the quotient stays, or every `by`-th place.
+        blocks = -(-at.count // by)
+        if blocks <= min(by, MOST_RUNS) and self.aligned(at, by):
+            for block in range(blocks):
+                count = min(by, at.count - block * by)
+                found += self.residues(self.moved(at, block * by, 1, count))
+            return found
+        if by > MOST_RUNS:
+            raise Indirect
         for rest in range(min(by, at.count)):
             count = sizes.ceil_div(at.count - rest, by)
             found += self.residues(self.moved(at, rest, by, count))
         return found
+
+    def aligned(self, at: _Found, by: int) -> bool:
+        """Do all divisions of the index by the channel go away in each block of `by` places?"""
+        block = self.moved(at, 0, 1, min(by, at.count))  # type: ignore[type-var]
+        return all(self.divisor(form) is None for form in block.index)
 
     def divisor(self, form: Affine) -> int | None:
         """By how much the place in a run is to be multiplied for a division to go away."""

@@ -220,6 +220,8 @@ def _for_anchor(root: Node, node: Node, index: Index) -> Domain | None:
     """The root's space with the anchor's column (and attention's row) as its last dimensions."""
     fixed = 2 if node.op == "attention" else 1
     slides = _slides(node)
+    if sizes.lt(sizes.product(node.shape), sizes.product(root.shape)):
+        return None  # elements would be computed several times (upsampling)
     if any(coordinate_number(index[d]) is None and node.shape[d] != 1 for d in slides):
         return None
     last: list[int] = []

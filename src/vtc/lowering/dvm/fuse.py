@@ -51,7 +51,8 @@ DEEPEST = 120
 class Fusion:
     """Kernels for the nodes that are asked for. `users` are the live uses; `kept` is asked for by
     the caller; `panels` gives the node that holds a product's right operand packed;
-    `overwritten` are spaces that scatters write into."""
+    `overwritten` are spaces that scatters write into; `also` is where the caller wants a value that
+    kernels read in another order: it is stored twice."""
 
     users: dict[Node, list[Node]]
     kept: set[Node]
@@ -64,6 +65,7 @@ class Fusion:
     calls: set[Call] = field(default_factory=set)
     panels: dict[Node, tuple[Node, Panel]] = field(default_factory=dict)
     overwritten: set[int] = field(default_factory=set)
+    also: dict[Node, Home] = field(default_factory=dict)
     made: int = 0
 
     def __post_init__(self) -> None:
@@ -185,6 +187,8 @@ class Fusion:
                 body = self.body(domain)
                 value = body.value(root, domain.root)
                 body.store(home, root.shape, domain.root, value)
+                if root in self.also and self.homes.get(root) == home:
+                    body.store(self.also[root], root.shape, domain.root, value)
             except Split as split:
                 body, domain = None, domain.split(split.dim, split.factor)
             except Needs as needs:
@@ -215,6 +219,8 @@ class Fusion:
         for node, (index, value) in list(body.inlined.items()):
             if node not in done and self.worth_keeping(node, body) and _onto(body, node, index):
                 body.store(self.home(node), node.shape, index, value)
+                if node in self.also:
+                    body.store(self.also[node], node.shape, index, value)
                 done = done | {node}
         domain, instrs = body.domain, alive(body.instrs)
         name = f"k{self.made}_{_name(instrs)}"
@@ -279,6 +285,8 @@ class Fusion:
             return False  # others would read what is written over it
         alone = sum(p.source == piece.source for p in move.load.pieces) == 1
         free = source not in self.homes and source.op not in ("input", "external", "arm")
+        if channels_last(home.stride) is None and self.wants_channels_last(source):
+            return False
         if not alone or not free or store is None or len(store.pieces) != 1:
             return False
         (back,) = store.pieces
@@ -295,6 +303,22 @@ class Fusion:
         self.ensure(source)
         return True
 
+    def wants_channels_last(self, node: Node) -> bool:
+        """Is it computed channels last, and read by a convolution?"""
+        return self.orders(node) is not None and self.convolved(node)
+
+    def convolved(self, node: Node) -> bool:
+        """Does a convolution read the node, movement between them aside?"""
+        pending, seen = [node], {node}
+        while pending:
+            for user in self.users.get(pending.pop(), ()):
+                if user.op == "convolution":
+                    return True
+                if user.op == "move" and user not in seen:
+                    seen.add(user)
+                    pending.append(user)
+        return False
+
     def only(self, node: Node) -> bool:
         """Does just one node use this one, and no caller?"""
         return len(self.users.get(node, ())) == 1 and node not in self.kept
@@ -307,7 +331,7 @@ class Fusion:
             needed = self.try_piece(domain, node, piece, home)
             if needed is None:
                 return
-            self.ensure(needed)
+            self.bring(needed, node)
 
     def try_piece(self, domain: Domain, node: Node, piece: Piece, home: Home) -> Node | None:
         while True:

@@ -58,7 +58,8 @@ def _lowered(
     give_homes(fusion, outputs)
     for call in own.calls:
         fusion.call(call)
-    for base in sorted(bases, key=lambda n: -n.depth):
+    # What others are moved into comes first, so that they are computed there.
+    for base in sorted(bases, key=lambda n: (0, n.depth) if n.op == "move" else (1, -n.depth)):
         fusion.ensure(base)
     _update(fusion, inputs, updates)
     returned = [reference(own, fusion, program, k, output) for k, output in enumerate(outputs)]

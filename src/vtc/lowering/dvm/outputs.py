@@ -20,7 +20,9 @@ from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.nodes import Node, Unsupported, Weak
 from vtc.lowering.dvm.plan import ScalarRef, Space, TensorRef
+from vtc.lowering.dvm.storage import channels_last
 from vtc.lowering.dvm.translate import Translation
+from vtc.program.scalars import SCALARS
 
 
 @dataclass(frozen=True)
@@ -91,17 +93,24 @@ def _storage(fake: torch.Tensor) -> int:
 
 
 def give_homes(fusion: Fusion, outputs: Sequence[Output]) -> None:
-    """Tensors of their own for what is returned, with eager PyTorch's strides."""
+    """Tensors of their own for what is returned, with eager PyTorch's strides. What convolutions
+    read channels last, and the caller does not, has one beside its own."""
     for output in outputs:
         base, under = output.base, output.under
-        if base is None or base in fusion.homes or base.op == "external":
+        if base is None or base in fusion.homes or base in fusion.also or base.op == "external":
             continue
         if under is None:
             fusion.home(base)
         else:
             stride = _sizes(under.stride())
             number = fusion.space(Space("made", base.dtype, base.shape, stride))
-            fusion.homes[base] = Home(number, 0, stride)
+            home = Home(number, 0, stride)
+            twice = (
+                (base.op in SCALARS or base.op == "cast")
+                and channels_last(stride) is None
+                and fusion.wants_channels_last(base)
+            )
+            (fusion.also if twice else fusion.homes)[base] = home
         fusion.kept.add(base)
 
 
@@ -114,7 +123,7 @@ def reference(own: Translation, fusion: Fusion, program: Program, k: int, output
         return TensorRef(fusion.homes[input_node].buffer, own_view)
     if output.base is None:
         return output.value
-    home = fusion.homes[output.base]
+    home = fusion.also.get(output.base) or fusion.homes[output.base]
     if output.under is None:
         return ScalarRef(home.buffer)
     fake, under = value_of(program.outputs[k]), output.under

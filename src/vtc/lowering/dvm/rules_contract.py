@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from vtc.graph.rules import same
-from vtc.index import IndexMap, Size, axes, sizes
-from vtc.lowering.dvm.nodes import AttentionSpec, Node, Unsupported
+from vtc.index import Fill, IndexMap, Size, affine, axes, sizes
+from vtc.lowering.dvm.nodes import AttentionSpec, Move, Node, Unsupported
 from vtc.lowering.dvm.rules import Lowering, is_size, rule
 from vtc.program.dtypes import DType
 
@@ -20,9 +20,59 @@ def product(own: Lowering, left: Node, right: Node) -> Node:
     """left [..., m, k] @ right [..., k, n] in the compute type of both."""
     if not left.dtype.is_float or left.dtype is not right.dtype:
         raise Unsupported(f"a product of {left.dtype} and {right.dtype}")
+    apart = _columns(right)
+    if apart is not None:
+        found = [_times(own, left, column) for column in apart]
+        return own.graph.concat(found, len(found[0].shape) - 1)
     outer = own.graph.joined(left.shape[:-2], right.shape[:-2])
     shape = (*outer, left.shape[-2], right.shape[-1])
     return own.graph.node("matmul", shape, left.dtype, (left, right))
+
+
+def _times(own: Lowering, left: Node, right: Node | Fill) -> Node:
+    """The product with a part of the right operand's columns. One column of one value is a sum, and
+    one column a sum of products."""
+    if isinstance(right, Node) and right.shape[-1] != 1:
+        return product(own, left, right)
+    wide = own.graph.cast(left, left.dtype.compute)
+    if isinstance(right, Fill):
+        terms = wide if right.value == 1 else own.arith("mul", wide, float(right.value))
+    else:
+        turned = own.graph.permute(right, [*range(len(right.shape) - 2), len(right.shape) - 1,
+                                           len(right.shape) - 2])  # fmt: skip
+        terms = own.arith("mul", wide, own.graph.cast(turned, wide.dtype))
+    found = own.graph.reduce("sum", terms, [len(terms.shape) - 1])
+    return own.graph.cast(found, left.dtype)
+
+
+def _columns(right: Node) -> list[Node | Fill] | None:
+    """The parts of a right operand that is a concat or padding along its columns, where one of them
+    is a single column: a linear attention's values have ones beside them. None for others."""
+    if right.op != "move":
+        return None
+    move: Move = right.constant
+    rank, found, ones = len(right.shape), [], False
+    at = tuple(affine.coordinate(d) for d in range(rank))
+    for piece in sorted(move.load.pieces, key=lambda p: str(p.lower[-1]) != "0"):
+        whole = all(
+            low == 0 and same(high, size)
+            for low, high, size in zip(
+                piece.lower[:-1], piece.upper[:-1], right.shape[:-1], strict=True
+            )
+        )
+        width = sizes.sub(piece.upper[-1], piece.lower[-1])
+        ones |= width == 1
+        if not whole or (isinstance(piece.source, Fill) and width != 1):
+            return None
+        if isinstance(piece.source, Fill):
+            found.append(piece.source)
+            continue
+        source = right.operands[piece.source]
+        moved = affine.add(at[-1], affine.constant(sizes.mul(-1, piece.lower[-1])))
+        if piece.forms != (*at[:-1], moved) or not same(source.shape[-1], width):
+            return None
+        found.append(source)
+    return found if ones and len(found) == 2 and len(move.load.pieces) == 2 else None
 
 
 @rule(aten.mm.default, aten.bmm.default)

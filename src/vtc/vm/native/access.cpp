@@ -53,6 +53,8 @@ void fill(char* d, const char* s, int64_t n, int size) {
   }
 }
 
+constexpr int64_t kShortRow = 256;  // elements; longer ones are worth a call of memcpy each
+
 // A tile between memory (strided, `copy` converts) and a register (dense rows of c elements).
 struct Mover {
   Mover(const Table& t, bool to_memory, int memory, int type)
@@ -86,6 +88,10 @@ struct Mover {
       return;
     }
     if (at.row == columns && at.column == 1 && c == columns) return one(m, 1, x, 1, rows * columns);
+    if (verbatim && at.column == 1 && columns <= kShortRow) {
+      if (storing) return table.copy_rows(m, at.row, x, c, rows, columns);
+      return table.copy_rows(x, c, m, at.row, rows, columns);
+    }
     for (int64_t k = 0; k < rows; ++k)
       one(m + k * at.row * memory_size, at.column, x + k * c * register_size, 1, columns);
   }
@@ -135,6 +141,27 @@ bool stays_in_buffer(const State& s, const Word* w) {
   return dense(locate(s, access, kind).at, s.rows(kind), s.columns(kind));
 }
 
+// What a load gives where it is masked off, in rows [first, last) of its register.
+static void others(State& s, const Word* w, char* reg, int size, int64_t first, int64_t last) {
+  Word head = w[0];
+  int kind = kind_dst_of(head);
+  int64_t c = s.columns(kind);
+  if (!(w[1] & 1)) {
+    std::memset(reg + first * c * size, 0, (last - first) * c * size);
+    return;
+  }
+  int a = a_of(head), kind_a = kind_a_of(head);
+  int64_t ra = s.rows(kind_a), ca = s.columns(kind_a);
+  for (int64_t i = first; i < last; ++i) {
+    const char* from = s.reg[a] + (ra == 1 ? 0 : i) * ca * size;
+    char* to = reg + i * c * size;
+    if (ca == c)
+      std::memmove(to, from, c * size);
+    else
+      fill(to, from, c, size);
+  }
+}
+
 void load(State& s, const Word* w) {
   Word head = w[0];
   int kind = kind_dst_of(head), dst = dst_of(head), type = type_of(head), memory = type2_of(head);
@@ -154,20 +181,13 @@ void load(State& s, const Word* w) {
   int size = kItemsize[type];
   bool whole = p.r0 <= 0 && p.c0 <= 0 && p.r1 >= r && p.c1 >= c;
   if (!whole || access.terms()) {
-    if (!(w[1] & 1)) {
-      std::memset(reg, 0, r * c * size);
-    } else {
-      int a = a_of(head), kind_a = kind_a_of(head);
-      int64_t ra = s.rows(kind_a), ca = s.columns(kind_a);
-      for (int64_t i = 0; i < r; ++i) {
-        const char* from = s.reg[a] + (ra == 1 ? 0 : i) * ca * size;
-        char* to = reg + i * c * size;
-        if (ca == c)
-          std::memmove(to, from, c * size);
-        else
-          fill(to, from, c, size);
-      }
-    }
+    // Rows of which the load writes every element need no other value.
+    int64_t c0 = std::max<int64_t>(p.c0, 0), c1 = std::min(p.c1, c);
+    bool across = !access.terms() && c0 == 0 && c1 == c;
+    int64_t from = across ? std::max<int64_t>(p.r0, 0) : r, to = across ? std::min(p.r1, r) : r;
+    if (from >= to) from = to = r;
+    others(s, w, reg, size, 0, from);
+    others(s, w, reg, size, to, r);
   }
   if (p.empty()) return;
   Mover mover(*s.table, false, memory, type);

@@ -28,11 +28,23 @@ void check(const Access& a, const int64_t* n, int dims, int64_t extent, int64_t 
   if (low < 0 || high + more >= extent) throw EncodeError("an address outside of its buffer");
 }
 
+// A convolution's left operand: dimensions of the IR that have no window, input coordinates of
+// windows, channels.
+void check_windows(const std::vector<int64_t>& values, const IrConvolution& c, const Access& left,
+                   int64_t k, const Shape& s, int dims, int64_t extent) {
+  int windows = static_cast<int>(c.windows.size());
+  int64_t n[kIrDims + kMaxWindows + 1];
+  std::copy(s.whole, s.whole + dims, n);
+  for (int w = 0; w < windows; ++w) n[dims + w] = values[c.windows[w].extent];
+  n[dims + windows] = k;
+  check(left, n, dims + windows + 1, extent);
+}
+
 }  // namespace
 
 void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
                   const IrKernel& kernel, const Shape& s) {
-  int64_t n[kIrDims + 1];
+  int64_t n[kIrDims + kMaxWindows + 1];
   std::copy(s.size, s.size + s.dims, n);
   auto extent = [&](const Access& a) {
     return std::max<int64_t>(values[module.buffers[a.buffer].extent], 0);
@@ -65,6 +77,19 @@ void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
         check(a[operand], n, s.dims + 1, extent(a[operand]));
       }
       n[column] = width;
+    } else if (i.op == OP_CONVOLUTION) {
+      const IrConvolution& c = kernel.convolutions[i.constant];
+      int windows = static_cast<int>(c.windows.size()), dims = static_cast<int>(kernel.sizes.size());
+      int column = s.origin[dims - 1];
+      int64_t columns = column < 0 ? 1 : n[column], wide = std::max(c.width, 1);
+      if (column >= 0) n[column] = (columns + wide - 1) / wide;
+      for (int w = 0; w < windows; ++w) n[s.dims + w] = values[c.windows[w].taps];
+      for (size_t part = 0; part < c.k.size(); ++part, a += 2) {
+        int64_t k = n[s.dims + windows] = values[c.k[part]];
+        check_windows(values, c, a[0], k, s, dims, extent(a[0]));
+        check(a[1], n, s.dims + windows + 1, extent(a[1]), wide - 1);
+      }
+      if (column >= 0) n[column] = columns;
     } else if (i.op == OP_LOAD || i.op == OP_STORE) {
       check(*a, n, s.dims, extent(*a));
     }

@@ -14,6 +14,48 @@ constexpr int kBlock = 8;
 constexpr int kBlock = 4;
 #endif
 
+#if defined(__AVX512F__)
+// Many quotients by one divisor, each rounded once, as by a division, which takes twice as long: two
+// corrections of a product with the rounded reciprocal (Markstein, "Computation of elementary
+// functions on the IBM RISC System/6000 processor", 1990, theorem 8).
+class Divisor {
+ public:
+  explicit Divisor(float by)
+      : by_(splat(by)),
+        inverse_(splat(1.0f / by)),
+        plain_(!(std::abs(by) > 0x1p-60f && std::abs(by) < 0x1p60f)) {}
+
+  f32v operator()(f32v a) const {
+    if (plain_) return a / by_;
+    f32v q = a * inverse_;
+    // Is the exponent of a in [-60, 60)?
+    __m512i size = _mm512_sub_epi32((__m512i)vabs(a), _mm512_set1_epi32((127 - 60) << 23));
+    __mmask16 inside = _mm512_cmplt_epu32_mask(size, _mm512_set1_epi32(120 << 23));
+    if (inside != 0xffff) {
+      // Zeros, infinities and NaN are right already; others have no room for the corrections.
+      constexpr int kEasy = 0x9f;
+      if ((inside | _mm512_fpclass_ps_mask((__m512)a, kEasy)) != 0xffff) return a / by_;
+    }
+    f32v better = fma(fma(-q, by_, a), inverse_, q);
+    better = fma(fma(-better, by_, a), inverse_, better);
+    return blend(inside, better, q);
+  }
+
+ private:
+  f32v by_, inverse_;
+  bool plain_;
+};
+#else
+class Divisor {
+ public:
+  explicit Divisor(float by) : by_(splat(by)) {}
+  f32v operator()(f32v a) const { return a / by_; }
+
+ private:
+  f32v by_;
+};
+#endif
+
 // N vectors at element i of a run, or the last `rest` elements of it (N is 1).
 template <int N, bool Tail>
 struct Block {
@@ -59,6 +101,13 @@ struct Block {
       each([&](f32v v, int k) { return f(v, get(p, k)); });
     }
   }
+  // f(x, bound) with one bound that is not NaN, else g(x, operand).
+  template <class F, class G>
+  void bounded(const ChainStep& s, F f, G g) {
+    if (!s.splat || *s.operand != *s.operand) return with(s, g);
+    float bound = *s.operand;
+    each([&](f32v v, int) { return f(v, bound); });
+  }
   template <class F>
   void alone(F f) {
     each([&](f32v v, int) { return f(v); });
@@ -82,11 +131,19 @@ struct Block {
       case CHAIN_SUB: return with(s, [](f32v a, f32v b) { return a - b; });
       case CHAIN_SUB_FROM: return with(s, [](f32v a, f32v b) { return b - a; });
       case CHAIN_MUL: return with(s, [](f32v a, f32v b) { return a * b; });
-      case CHAIN_DIV: return with(s, [](f32v a, f32v b) { return a / b; });
+      case CHAIN_DIV: {
+        if (!s.splat) return with(s, [](f32v a, f32v b) { return a / b; });
+        Divisor by(*s.operand);
+        return alone([&](f32v a) { return by(a); });
+      }
       case CHAIN_DIV_INTO: return with(s, [](f32v a, f32v b) { return b / a; });
-      case CHAIN_MIN: return with(s, [](f32v a, f32v b) { return vmin(a, b); });
+      case CHAIN_MIN:
+        return bounded(s, [](f32v a, float b) { return at_most(b, a); },
+                       [](f32v a, f32v b) { return vmin(a, b); });
       case CHAIN_MIN_OF: return with(s, [](f32v a, f32v b) { return vmin(b, a); });
-      case CHAIN_MAX: return with(s, [](f32v a, f32v b) { return vmax(a, b); });
+      case CHAIN_MAX:
+        return bounded(s, [](f32v a, float b) { return at_least(b, a); },
+                       [](f32v a, f32v b) { return vmax(a, b); });
       case CHAIN_MAX_OF: return with(s, [](f32v a, f32v b) { return vmax(b, a); });
       case CHAIN_SELECT: return select<true>(s);
       case CHAIN_SELECT_NOT: return select<false>(s);

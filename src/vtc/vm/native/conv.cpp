@@ -1,6 +1,7 @@
 // Inner loops of convolutions: blocks of rows read in segments, and lines of depthwise outputs.
 
 #include "gemm.h"
+#include "math.h"
 #include "transpose.h"
 
 namespace vtc::VTC_ISA {
@@ -11,7 +12,7 @@ template <class F>
 inline f32v finished(f32v x, const Finish& f, int64_t c, F get) {
   if (f.scale) x = x * get(f.scale + c);
   if (f.shift) x = x + get(f.shift + c);
-  return vmin(vmax(x, splat(f.low)), splat(f.high));
+  return clamp(x, f.low, f.high);
 }
 
 template <int R, int V>
@@ -50,13 +51,12 @@ inline void micro(float* c, int64_t ldc, const Segment* segments, int64_t count,
     auto get = [&](const float* p) { return whole ? load<f32v>(p) : load_tail<f32v>(p, left); };
     f32v scale = finish.scale ? get(finish.scale + column + v * kLanes) : splat(1.0f);
     f32v shift = finish.shift ? get(finish.shift + column + v * kLanes) : f32v{};
-    f32v low = splat(finish.low), high = splat(finish.high);
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
       f32v x = sum[i][v];
       if (finish.scale) x = x * scale;
       if (finish.shift) x = x + shift;
-      x = vmin(vmax(x, low), high);
+      x = clamp(x, finish.low, finish.high);
       float* to = c + i * ldc + v * kLanes;
       if (whole)
         store(to, x);

@@ -121,6 +121,18 @@ constexpr bool is_half = std::is_same_v<M, BF16> || std::is_same_v<M, F16>;
 template <class M>
 using Computed = decltype(widen(std::declval<M>()));
 
+// Every second of n floats; gives how many of them were read.
+inline int64_t read_every_second(float* d, const float* s, int64_t n) {
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  for (; i + 16 < n; i += 16)  // the last vector may end behind the last element
+    _mm512_storeu_ps(d + i, _mm512_permutex2var_ps(_mm512_loadu_ps(s + 2 * i), even,
+                                                   _mm512_loadu_ps(s + 2 * i + 16)));
+#endif
+  return i;
+}
+
 template <class M>
 void read(void* dv, int64_t dstep, const void* sv, int64_t sstep, int64_t n) {
   using T = Computed<M>;
@@ -138,6 +150,8 @@ void read(void* dv, int64_t dstep, const void* sv, int64_t sstep, int64_t n) {
         store(d + i, __builtin_convertvector(load<Part<M, lanes<T>>>(s + i), Vec<T>));
     }
   }
+  if constexpr (std::is_same_v<M, float>)
+    if (dstep == 1 && sstep == 2) i = read_every_second(d, s, n);
   for (; i < n; ++i) d[i * dstep] = widen(s[i * sstep]);
 }
 
@@ -254,6 +268,17 @@ void stream(void* dv, const void* sv, int64_t bytes) {
 #endif
 }
 
+void copy_rows(void* dv, int64_t dstep, const void* sv, int64_t sstep, int64_t m, int64_t n) {
+  constexpr int w = lanes<float>;
+  float* d = static_cast<float*>(dv);
+  const float* s = static_cast<const float*>(sv);
+  for (int64_t i = 0; i < m; ++i, d += dstep, s += sstep) {
+    int64_t j = 0;
+    for (; j + w <= n; j += w) store(d + j, load<f32v>(s + j));
+    if (j < n) store_tail(d + j, load_tail<f32v>(s + j, n - j), n - j);
+  }
+}
+
 void turn(void* dv, int64_t dstep, const void* sv, int64_t sstep, int64_t m, int64_t n) {
   constexpr int w = lanes<float>;
   float* d = static_cast<float*>(dv);
@@ -294,6 +319,7 @@ void fill_convert(Table& t) {
   fill_copies<Bool>(t, T_BOOL);
   t.stream = stream;
   t.turn = turn;
+  t.copy_rows = copy_rows;
 }
 
 }  // namespace vtc::VTC_ISA

@@ -13,6 +13,7 @@ namespace vtc {
 namespace {
 
 constexpr int kDims = 24, kWindows = 6;
+constexpr int64_t kLine = 16;  // floats of a cache line
 
 class Tile {
  public:
@@ -164,8 +165,18 @@ class Tile {
   bool direct(const PartView& p) const {
     return type_ == T_F32 && (p.k_stride() == 1 || p.k() == 1);
   }
+  bool all_direct() const {
+    PartView p = first();
+    for (int part = 0; part < c_.parts(); ++part, p = p.next())
+      if (!direct(p)) return false;
+    return true;
+  }
   void gather(float* to, const char* from, int64_t step, int64_t k) const {
     if (type_ != T_F32) return s_.table->read[type_](to, 1, from, step, k);
+    if (step == 1) {
+      std::memcpy(to, from, k * 4);
+      return;
+    }
     const float* x = reinterpret_cast<const float*>(from);
     for (int64_t p = 0; p < k; ++p) to[p] = x[p * step];
   }
@@ -184,7 +195,10 @@ class Tile {
 
   void plain();
   void blocks();
+  void find_segments(int64_t rows);
   void block(int64_t i, int rows);
+  // Floats from one gathered row to the next.
+  int64_t gathered_row() const { return (taps_ * depth_ + kLine - 1) / kLine * kLine; }
   void gather_run(int64_t rows);
   void gathered_block(int64_t i, int64_t from, int rows);
   void depthwise();
@@ -278,51 +292,62 @@ void Tile::pack() {
 void Tile::blocks() {
   pack();
   int most = s_.table->conv.rows;
+  bool still = windows_ == 0 && all_direct();  // the same segments for each block, rows apart
   for (int64_t i = 0; i < r_;) {
     locate(i);
     int64_t run = run_from(i), count = (run + most - 1) / most;
     bool whole = !direct(first()) && in_rows();
     if (whole) gather_run(run);
+    if (still) find_segments(run);
     for (int64_t b = 0; b < count; ++b) {
       int64_t from = run * b / count, rows = run * (b + 1) / count - from;
       if (whole) {
         gathered_block(i, from, static_cast<int>(rows));
         continue;
       }
-      if (b) locate(i + from);
+      if (!still) {
+        if (b) locate(i + from);
+        find_segments(rows);
+      }
       block(i + from, static_cast<int>(rows));
+      if (still)
+        for (Segment& s : s_.segments) s.a += rows * s.lda;
     }
     i += run;
   }
 }
 
-// Gathers what a whole run reads: a row of floats for each output, all taps and channels.
+// Gathers what a whole run reads: a row of floats for each output, all taps and channels. First a
+// line for each tap and channel, over all outputs; these are then turned.
 void Tile::gather_run(int64_t rows) {
   int along = inner_ < 0 ? -1 : c_.window_of(inner_);
-  int64_t ld = taps_ * depth_;
-  float* gathered = reinterpret_cast<float*>(s_.left.get((rows * ld + 16) * 4));
-  each_tap([&](int64_t t, const int64_t* tap) {
+  int64_t lines = taps_ * depth_, ld = gathered_row(), across = (rows + kLine - 1) / kLine * kLine;
+  float* line = reinterpret_cast<float*>(s_.spare.get((across * ld + 16) * 4));
+  float* turned = reinterpret_cast<float*>(s_.left.get((across * ld + 16) * 4));
+  const float* first_line = line;
+  each_tap([&](int64_t, const int64_t* tap) {
     auto [low, high] = inside(tap, along, rows);
-    float* to = gathered + t * depth_;
     PartView p = first();
-    for (int part = 0; part < c_.parts(); ++part, to += p.k(), p = p.next()) {
+    for (int part = 0; part < c_.parts(); ++part, p = p.next()) {
       int64_t lda = row_stride(p, along), k = p.k();
       const char* a = memory(p.buffer()) + input_at(p, tap) * size_;
-      for (int64_t q = 0; q < k; ++q) {
-        float* column = to + q;
-        for (int64_t r = 0; r < low; ++r) column[r * ld] = 0;
+      for (int64_t q = 0; q < k; ++q, line += across) {
         const char* x = a + q * p.k_stride() * size_;
+        std::fill_n(line, std::min(low, rows), 0.0f);
         if (low < high)
-          s_.table->read[type_](column + low * ld, ld, x + low * lda * size_, lda, high - low);
-        for (int64_t r = std::max(high, low); r < rows; ++r) column[r * ld] = 0;
+          s_.table->read[type_](line + low, 1, x + low * lda * size_, lda, high - low);
+        int64_t from = std::max(low, high);
+        std::fill_n(line + from, across - from, 0.0f);
       }
     }
   });
+  std::fill_n(line, (ld - lines) * across, 0.0f);
+  s_.table->turn(turned, ld, first_line, across, across, ld);
 }
 
 // A block of a run that has been gathered.
 void Tile::gathered_block(int64_t i, int64_t from, int rows) {
-  int64_t ld = taps_ * depth_;
+  int64_t ld = gathered_row();
   const float* gathered = reinterpret_cast<const float*>(s_.left.get(0));
   const float* b = reinterpret_cast<const float*>(s_.panels.get(0));
   int64_t step = s_.table->conv.panel;
@@ -330,12 +355,13 @@ void Tile::gathered_block(int64_t i, int64_t from, int rows) {
     b = reinterpret_cast<const float*>(right_base(first()));
     step = first().right().stride(s_.kernel.dims() + windows_);
   }
-  Segment segment{gathered + from * ld, ld, ld, b, step};
+  Segment segment{gathered + from * ld, ld, taps_ * depth_, b, step};
   s_.table->conv.block(reinterpret_cast<float*>(out_) + (i + from) * n_, n_, &segment, 1, rows,
                        apart_, n_, finish());
 }
 
-void Tile::block(int64_t i, int rows) {
+// What `rows` rows from the one at hand on read.
+void Tile::find_segments(int64_t rows) {
   const Conv& conv = s_.table->conv;
   int along = inner_ < 0 ? -1 : c_.window_of(inner_);  // the window that rows move in
   std::vector<Segment>& segments = s_.segments;
@@ -381,8 +407,11 @@ void Tile::block(int64_t i, int rows) {
       gathered += apart ? rows * k : k;
     }
   });
-  conv.block(reinterpret_cast<float*>(out_) + i * n_, n_, segments.data(),
-             static_cast<int64_t>(segments.size()), rows, apart_, n_, finish());
+}
+
+void Tile::block(int64_t i, int rows) {
+  s_.table->conv.block(reinterpret_cast<float*>(out_) + i * n_, n_, s_.segments.data(),
+                       static_cast<int64_t>(s_.segments.size()), rows, apart_, n_, finish());
 }
 
 // Channels are columns: each tap is a multiply-add of lines.

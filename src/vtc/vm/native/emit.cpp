@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include "encode.h"
@@ -260,6 +261,7 @@ void KernelWriter::take_epilogue(int v, Draft& d, int& last) {
     int other = i.args[i.args[0] == last];
     const IrInstr& o = k_->body[other];
     bool line = kind_[other] == kColumnBit, number = o.op == OP_CONST && !o.symbolic;
+    number &= !std::isnan(std::bit_cast<double>(o.constant));
     bool first = d.b < 0 && !low && !high;
     if (i.op == OP_MUL && line && d.a < 0 && first) {
       d.a = operand(other, 0);

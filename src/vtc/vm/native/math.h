@@ -91,11 +91,22 @@ inline f32v vexpm1(f32v a) {
   return vabs(a) < 1e-7f ? a : e;
 }
 
+// 1 / x for x in [1, 2], or NaN, within an ulp: a step of Newton's from 14 bits takes half as long as
+// a division.
+inline f32v near_reciprocal(f32v x) {
+#if defined(__AVX512F__)
+  f32v y = (f32v)_mm512_rcp14_ps((__m512)x);
+  return fma(fma(-x, y, splat(1.0f)), y, y);
+#else
+  return 1.0f / x;
+#endif
+}
+
 // With e = exp(-|x|): 1 / (1 + e), or e / (1 + e), written as e - e * (e / (1 + e)) so that the
 // rounding of the quotient weighs little.
 inline f32v vsigmoid(f32v x) {
   f32v e = vexp(-vabs(x));
-  f32v q = 1.0f / (1.0f + e);
+  f32v q = near_reciprocal(1.0f + e);
   return x < 0.0f ? fma(-e, e * q, e) : q;
 }
 

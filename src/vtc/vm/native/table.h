@@ -167,6 +167,8 @@ struct Table {
   Copy read[kTypes];          // memory type to its compute type
   Copy write[kTypes];         // and back
   void (*stream)(void* d, const void* s, int64_t bytes);  // around the caches
+  // d[i * dstep + j] = s[i * sstep + j] for i < m, j < n; elements of 4 bytes.
+  void (*copy_rows)(void* d, int64_t dstep, const void* s, int64_t sstep, int64_t m, int64_t n);
   // d[i * dstep + j] = s[j * sstep + i] for i < m, j < n; elements of 4 bytes.
   void (*turn)(void* d, int64_t dstep, const void* s, int64_t sstep, int64_t m, int64_t n);
   FoldTile fold[kFolds][kTypes][4];

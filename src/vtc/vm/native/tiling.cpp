@@ -20,6 +20,7 @@ constexpr int64_t kRowBlockBytes = 384 << 10;  // of the left operand of a produ
 constexpr int64_t kBlockDepth = 1024;          // of k, that a product goes through at a time
 constexpr int64_t kConvolutionColumns = 128;
 constexpr int64_t kConvolutionTile = 6144;     // points
+constexpr int64_t kSmallMap = 128;             // output points
 constexpr int64_t kLongRow = 256;
 constexpr int64_t kShortRow = 12;              // a shorter row does not fill a vector
 constexpr int64_t kSplitPoints = 1 << 18;      // from where tasks share a reduction
@@ -165,7 +166,11 @@ void tile_convolution(const IrKernel& kernel, Shape& s, Tiling& t) {
   t.columns = divide_up(divide_up(n, panels), width) * width;
   if (t.columns > n) t.columns = n;
   panels = divide_up(n, t.columns);
-  int64_t most = std::max<int64_t>(kConvolutionTile / t.columns, 14);
+  // Of small maps all rows, so that a thread reads only the panels of its own columns.
+  bool small = m <= kSmallMap && divide_up(n, width) >= 4;
+  if (small) t.columns = std::min(n, width * (divide_up(n, width) >= 16 ? 2 : 1));
+  if (small) panels = divide_up(n, t.columns);
+  int64_t most = small ? m : std::max<int64_t>(kConvolutionTile / t.columns, 14);
   int64_t parts = divide_up(m, most), others = panels;
   for (int d = 0; d < s.dims; ++d)
     if (d != t.row && d != t.column) others *= std::max<int64_t>(s.size[d], 1);
