@@ -37,13 +37,14 @@ def capture(
 ) -> Program:
     """Trace a Dynamo graph into a Program, under the fake mode that Dynamo already uses.
 
-    `branches` lets `torch.cond` be captured, its arms as graph modules. Raises CaptureError, with
-    the first operator that stands in the way, for a graph that has other control-flow or
-    higher-order operators, or that cannot be made functional.
+    `branches` lets `torch.cond` and `while_loop` be captured, their functions as graph modules.
+    Raises CaptureError, with the first operator that stands in the way, for a graph that has other
+    control-flow or higher-order operators, or that cannot be made functional.
     """
+    control_flow = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
     for node in graph_module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            if branches and node.target is torch.ops.higher_order.cond:
+            if branches and node.target in control_flow:
                 continue
             raise errors.CaptureError(str(node.target), "higher-order operators are not captured")
     mode = detect_fake_mode(list(example_inputs)) or FakeTensorMode(allow_non_fake_inputs=True)

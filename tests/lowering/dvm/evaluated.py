@@ -85,10 +85,6 @@ class Compiled:
         return {name for plan in self.plans for name in plan.eager}
 
     @property
-    def kernels(self) -> int:
-        return sum(text.startswith("kernel ") for text in self.text.replace(" ", "\n").split("\n"))
-
-    @property
     def text(self) -> str:
         return "\n".join(map(str, self.plans))
 

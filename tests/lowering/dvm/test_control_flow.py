@@ -11,6 +11,7 @@ from torch import Tensor
 
 import vtc
 from lowering.dvm.evaluated import check
+from vtc.lowering.dvm.plan import ModuleStep
 
 r = torch.randn
 
@@ -92,14 +93,18 @@ def while_doubling(x: Tensor) -> tuple[Tensor, Tensor]:
     def step(n: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return n + 1, y * 2 + y.tanh()
 
-    n, y = torch._higher_order_ops.while_loop(small, step, (torch.zeros((), dtype=torch.long), x))
-    return n * 2, y + 1
+    n, y = torch._higher_order_ops.while_loop(
+        small, step, (torch.zeros((), dtype=torch.long), x * 2)
+    )
+    return n * 2, (y + 1).softmax(-1)
 
 
-def test_a_loop_that_dynamo_captures_runs_as_eager_pytorch() -> None:
+def test_a_loop_that_dynamo_captures_runs_between_programs() -> None:
     calls = [(scale * r(n, 5),) for n, scale in ((3, 1.0), (7, 1e-3), (2, 100.0))]
     with pytest.warns(vtc.errors.FallbackWarning, match="while_loop runs as eager PyTorch"):
-        check(while_doubling, *calls, captures=0)
+        compiled = check(while_doubling, *calls, eager=["while_loop"])
+    (plan,) = compiled.plans
+    assert [isinstance(s, ModuleStep) for s in plan.steps] == [True, False, True]
 
 
 def test_a_loop_that_dynamo_unrolls_is_part_of_the_program() -> None:

@@ -35,6 +35,7 @@ from vtc.lowering.dvm import (
     rules_pool,
 )
 from vtc.lowering.dvm.hints import Hints, check_indices, check_squeeze
+from vtc.lowering.dvm.loops import Loop, submodule
 from vtc.lowering.dvm.nodes import (
     Call,
     Conditional,
@@ -177,6 +178,8 @@ def _translated(
         return value
     if target is torch.ops.higher_order.cond:
         return _conditional(own, node)
+    if target is torch.ops.higher_order.while_loop:
+        return _loop(own, node, calls)
     args, kwargs = own.value((node.args, dict(node.kwargs)))
     return _operator(own, node, target, args, kwargs, calls)
 
@@ -439,11 +442,16 @@ def _conditional(own: Translation, node: fx.Node) -> Any:
     return results
 
 
+def _loop(own: Translation, node: fx.Node, calls: bool) -> Any:
+    condition, body, carried, others = node.args
+    if not calls:
+        raise Unsupported("a loop in an arm of a branch")
+    given = own.value((tuple(carried), tuple(others)))
+    return _called(own, node, Loop(submodule(condition), submodule(body)), given, {})
+
+
 def _arm(own: Translation, module: fx.Node, operands: Sequence[Any]) -> tuple[Any, ...]:
-    found: Any = module.graph.owning_module
-    for part in str(module.target).split("."):
-        found = getattr(found, part)
-    graph = found.graph
+    graph = submodule(module).graph
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     own.values |= dict(zip(placeholders, operands, strict=True))
     inner = [n for n in graph.nodes if n.op == "call_function"]
