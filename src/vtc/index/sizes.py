@@ -208,7 +208,7 @@ def _exact_div(a: Expr, b: Expr) -> Size | None:
         hidden = {f: sympy.Dummy(integer=True) for f in opaque}
         shown = {dummy: f for f, dummy in hidden.items()}
         found = _exact_div(a.xreplace(hidden), b.xreplace(hidden))
-        return found if found is None or type(found) is int else as_size(found.xreplace(shown))
+        return as_size(found.xreplace(shown)) if isinstance(found, sympy.Expr) else found
     if _indivisible(a, b):
         return None
     ratio = sympy.cancel(a / b)

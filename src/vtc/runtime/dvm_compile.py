@@ -216,11 +216,11 @@ def _constant_attributes() -> Iterator[None]:
         with torch._dynamo.config.patch(specialize_float=True):
             return stock(self, value)
 
-    VariableBuilder.wrap_symfloat = wrapped  # type: ignore[method-assign]
+    VariableBuilder.wrap_symfloat = wrapped
     try:
         yield
     finally:
-        VariableBuilder.wrap_symfloat = stock  # type: ignore[method-assign]
+        VariableBuilder.wrap_symfloat = stock
 
 
 def _set(scalars: bool, sizes: bool, oblivious: bool) -> None:

@@ -220,7 +220,7 @@ class _Search:
 
     def aligned(self, at: _Found, by: int) -> bool:
         """Do all divisions of the index by the channel go away in each block of `by` places?"""
-        block = self.moved(at, 0, 1, min(by, at.count))  # type: ignore[type-var]
+        block = self.moved(at, 0, 1, min(by, at.count))
         return all(self.divisor(form) is None for form in block.index)
 
     def divisor(self, form: Affine) -> int | None:

@@ -51,7 +51,8 @@ def _columns(right: Node) -> list[Node | Fill] | None:
     if right.op != "move":
         return None
     move: Move = right.constant
-    rank, found, ones = len(right.shape), [], False
+    found: list[Node | Fill] = []
+    rank, ones = len(right.shape), False
     at = tuple(affine.coordinate(d) for d in range(rank))
     for piece in sorted(move.load.pieces, key=lambda p: str(p.lower[-1]) != "0"):
         whole = all(
