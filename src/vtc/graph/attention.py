@@ -243,8 +243,9 @@ def rewrite(
     what reads its result is a view that the layout of the operator's result does not have.
     """
     graph_module = program.graph_module
+    kept = {value for _, value in program.updates}
     for attention, options in chosen.items():
-        _replace(attention, options, operator)
+        _replace(attention, options, operator, kept)
     graph_module.graph.lint()
     graph_module.recompile()
     return programs.build(
@@ -252,7 +253,9 @@ def rewrite(
     )
 
 
-def _replace(attention: Attention, options: Mapping[str, Any], operator: Any) -> None:
+def _replace(
+    attention: Attention, options: Mapping[str, Any], operator: Any, kept: set[fx.Node]
+) -> None:
     node, old = attention.node, value_of(attention.node)
     operands = [None if o is None else value_of(o) for o in attention.operands]
     kwargs = {**attention.options, **options}
@@ -264,8 +267,12 @@ def _replace(attention: Attention, options: Mapping[str, Any], operator: Any) ->
     node.target, node.args, node.kwargs = operator, attention.operands, kwargs
     for changed, value in {node: new, **values}.items():
         changed.meta["val"] = value
+    read = {o: None for a in attention.absorbed for o in a.all_input_nodes}
     for absorbed in reversed(attention.absorbed):
         node.graph.erase_node(absorbed)
+    for operand in set(read) - set(attention.absorbed) - kept:  # the transpose of keys
+        if not operand.users and operand.op == "call_function":
+            node.graph.erase_node(operand)
 
 
 def values_after(node: fx.Node, made: torch.Tensor) -> dict[fx.Node, Any] | None:

@@ -82,7 +82,7 @@ def candidates(shape: Shape, processors: int) -> tuple[Tiling, ...]:
     streaming multiprocessors."""
     if shape.rows > DECODE_ROWS:
         return _prefill_candidates(shape)
-    block_m = max(16, _power_of_two(shape.rows))
+    block_m = max(16, power_of_two(shape.rows))
     forms = [(32, 4, 3), (64, 4, 3), (64, 8, 3)]
     if shape.head_dim > 128:
         forms = [(32, 4, 3), (64, 4, 2)]
@@ -103,7 +103,8 @@ def _prefill_candidates(shape: Shape) -> tuple[Tiling, ...]:
     return tuple(Tiling(m, n, 0, warps, stages) for m, n, warps, stages in forms)
 
 
-def _power_of_two(size: int) -> int:
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not below `size`."""
     return 1 << max(size - 1, 0).bit_length()
 
 
@@ -208,7 +209,7 @@ def launch(
     chosen = Tiling(*tiling) if tiling else candidates(shape, _processors(query))[0]
     batch, heads, queries, dim = query.shape
     width, group = value.shape[-1], heads // shape.kv_heads
-    out = _result_like(query, width)
+    out = result_like(query, width)
     constants = {
         "GROUP": group,
         "D": dim,
@@ -223,8 +224,8 @@ def launch(
         "SAFE": safe,
         "BLOCK_M": chosen.block_m,
         "BLOCK_N": chosen.block_n,
-        "BLOCK_D": max(16, _power_of_two(dim)),
-        "BLOCK_DV": max(16, _power_of_two(width)),
+        "BLOCK_D": max(16, power_of_two(dim)),
+        "BLOCK_DV": max(16, power_of_two(width)),
         "num_warps": chosen.warps,
         "num_stages": chosen.stages,
     }
@@ -232,7 +233,7 @@ def launch(
     tensors = [query, key, value]
     tensors += [query if t is None else t for t in (mask, lengths, block_table)]
     strides = [*query.stride(), *key.stride(), *value.stride()]
-    mask_strides = _broadcast_strides(mask)
+    mask_strides = broadcast_strides(mask)
     strides += mask_strides
     strides += [0 if block_table is None else block_table.stride(0), *out.stride()[:3]]
     sizes = [queries, keys]
@@ -242,46 +243,67 @@ def launch(
         return out
     splits, pairs, rows = chosen.splits, batch * shape.kv_heads, shape.rows
     one_row = (group == 1 or mask_strides[1] == 0) and (queries == 1 or mask_strides[2] == 0)
-    scan = min(SCAN, max(128, _power_of_two(-(-keys // splits))))
+    scan = min(SCAN, max(128, power_of_two(-(-keys // splits))))
     constants |= {
         "ONE_MASK_ROW": one_row,
         "WHOLE": splits == 1,
         "SCAN": scan if mask is not None and one_row and keys >= SCAN else 0,
     }
-    parts = [query] * 3
-    if splits > 1:
-        size = pairs * rows * splits
-        parts = [query.new_empty(n, dtype=torch.float32) for n in (size * width, size, size)]
+    parts = partial_results(query, pairs * rows, splits, width)
     decode[pairs * splits,](
         *tensors, out, *parts, *strides, *sizes, shape.kv_heads, splits, **constants
     )
+    if splits > 1:
+        grouping = (queries, shape.kv_heads, splits, group)
+        combined(combine, parts, out, grouping, int(constants["MASK"]), safe)
+    return out
+
+
+def partial_results(query: Tensor, rows: int, splits: int, width: int) -> list[Tensor]:
+    """Room for what each split leaves of each row: weighted values, maxima and sums."""
     if splits == 1:
-        return out
-    block_dv = min(64, int(constants["BLOCK_DV"]))
-    combine[pairs * rows, -(-width // block_dv)](
+        return [query] * 3
+    size = rows * splits
+    return [query.new_empty(n, dtype=torch.float32) for n in (size * width, size, size)]
+
+
+def combined(
+    combine: Any,
+    parts: Sequence[Tensor],
+    out: Tensor,
+    grouping: tuple[int, int, int, int],
+    mask_kind: int,
+    safe: bool,
+) -> None:
+    """Add up the splits into `out` (batch, heads, queries, dv); grouping: queries, key/value
+    heads, splits, and heads of a group."""
+    queries, kv_heads, splits, group = grouping
+    width = out.shape[-1]
+    block_dv = min(64, max(16, power_of_two(width)))
+    combine[out.shape[0] * kv_heads * queries * group, -(-width // block_dv)](
         *parts,
         out,
         *out.stride()[:3],
         queries,
-        shape.kv_heads,
+        kv_heads,
         splits,
         GROUP=group,
         DV=width,
-        MASK=constants["MASK"],
+        MASK=mask_kind,
         SAFE=safe,
-        BLOCK_S=_power_of_two(splits),
+        BLOCK_S=power_of_two(splits),
         BLOCK_DV=block_dv,
         num_warps=4,
     )
-    return out
 
 
-def _result_like(query: Tensor, width: int) -> Tensor:
+def result_like(query: Tensor, width: int) -> Tensor:
+    """An empty result, laid out in memory as (batch, queries, heads, width)."""
     batch, heads, queries, _ = query.shape
     return query.new_empty(batch, queries, heads, width).transpose(1, 2)
 
 
-def _broadcast_strides(mask: Tensor | None) -> list[int]:
+def broadcast_strides(mask: Tensor | None) -> list[int]:
     """The four strides with which a mask is read, 0 along what it broadcasts over."""
     if mask is None:
         return [0] * 4
@@ -329,7 +351,7 @@ def written_out(
     if safe:
         weights = torch.where((logits == -torch.inf).all(-1, keepdim=True), 0.0, weights)
     result = torch.matmul(weights.to(query.dtype), value)
-    out = _result_like(query, value.shape[-1])
+    out = result_like(query, value.shape[-1])
     return torch.empty_strided(
         out.shape, out.stride(), dtype=query.dtype, device=query.device
     ).copy_(result)

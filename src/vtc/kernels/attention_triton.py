@@ -26,6 +26,25 @@ MASKED = tl.constexpr(-1e30)
 
 
 @triton.jit
+def capped(products, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, UNIT: tl.constexpr):
+    """Logits of products of queries and keys, times `UNIT`."""
+    if SOFTCAP > 0:
+        # cap * tanh(x / cap), with tanh(y) = 2 / (1 + exp(-2 y)) - 1
+        scaled = tl.exp2(products * (-2.0 * SCALE / SOFTCAP * LOG2_E))
+        return (2.0 / (1.0 + scaled) - 1.0) * (SOFTCAP * UNIT)
+    return products * (SCALE * UNIT)
+
+
+@triton.jit
+def decayed(logits, top, FACTOR: tl.constexpr):
+    """Weights of more logits, what sums so far are to be multiplied with, and the new maximum."""
+    highest = tl.maximum(top, tl.max(logits, 1))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp2((logits - shift[:, None]) * FACTOR)
+    return weights, tl.exp2((top - shift) * FACTOR), highest
+
+
+@triton.jit
 def update(
     q,
     acc,
@@ -85,12 +104,7 @@ def update(
         else:
             k = tl.load(k_at)
         logits = tl.dot(q, k, input_precision="ieee")
-        if SOFTCAP > 0:
-            # cap * tanh(x / cap), with tanh(y) = 2 / (1 + exp(-2 y)) - 1
-            scaled = tl.exp2(logits * (-2.0 * SCALE / SOFTCAP * LOG2_E))
-            logits = (2.0 / (1.0 + scaled) - 1.0) * (SOFTCAP * unit)
-        else:
-            logits = logits * (SCALE * unit)
+        logits = capped(logits, SCALE, SOFTCAP, unit)
         if MASK > 0:
             given = tl.load(mask + n[None, :] * m_n, mask=inside[None, :], other=0)
             if MASK == 1:
@@ -104,10 +118,7 @@ def update(
             if WINDOW > 0:
                 visible = visible & (n[None, :] > position[:, None] - WINDOW)
             logits = tl.where(visible, logits, float("-inf"))
-        highest = tl.maximum(top, tl.max(logits, 1))
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2((logits - shift[:, None]) * factor)
-        decay = tl.exp2((top - shift) * factor)
+        weights, decay, top = decayed(logits, top, factor)
         total = total * decay + tl.sum(weights, 1)
         acc = acc * decay[:, None]
         if CHECK or DV != BLOCK_DV:
@@ -115,7 +126,6 @@ def update(
         else:
             v = tl.load(v_at)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
-        top = highest
     return acc, top, total
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from vtc.graph.program import value_of
-from vtc.kernels import attention, linear_attention
+from vtc.kernels import attention, linear_attention, shift, sliding_attention
 
 aten = torch.ops.aten
 
@@ -32,7 +32,12 @@ CONVOLUTIONS = frozenset({
     aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input,
 })  # fmt: skip
 ATTENTIONS = frozenset({aten.scaled_dot_product_attention.default, attention.OVERLOAD})
-ANCHORS = MATMULS | CONVOLUTIONS | ATTENTIONS | {linear_attention.OVERLOAD}
+ANCHORS = (
+    MATMULS
+    | CONVOLUTIONS
+    | ATTENTIONS
+    | {linear_attention.OVERLOAD, sliding_attention.OVERLOAD, shift.OVERLOAD}
+)
 
 # Inductor turns these into generated loops; the names are those that capture keeps.
 REDUCTIONS = frozenset({
@@ -102,7 +107,7 @@ def flops(node: fx.Node) -> int:
     if node.target in CONVOLUTIONS:
         weight = value_of(node.args[1])
         return 2 * value_of(node).numel() * weight.numel() // max(weight.shape[0], 1)
-    if node.target in ATTENTIONS:
+    if node.target in ATTENTIONS or node.target is sliding_attention.OVERLOAD:
         query, key = value_of(node.args[0]), value_of(node.args[1])
         return 4 * query.numel() * key.shape[-2]
     return 0

@@ -27,6 +27,7 @@ from vtc.lowering.record import Choice
 from vtc.lowering.remembered import Memory, Remembered
 from vtc.lowering.schedule import Schedule
 from vtc.lowering.settings import Settings
+from vtc.lowering.shift import moved_on
 from vtc.virtual import cost as costs
 from vtc.virtual import search
 from vtc.virtual.exhaustive import exhaustive, optimality_gap
@@ -50,7 +51,8 @@ def prepare(program: Program, settings: Settings) -> Plan:
     if measures:
         program, attentions = attended(program, cache, settings.progress)
         program, more = linearly_attended(program, cache, settings.progress)
-        attentions += more
+        program, moved = moved_on(program, cache, settings.progress)
+        attentions += (*more, *moved)
     plan = own_plan(program) if measures and device.type == "cuda" else Plan.of(program)
     plan = dataclasses.replace(plan, attentions=attentions)
     _warn_of_unknown(options.materialize - {"all"}, plan)

@@ -1,0 +1,346 @@
+"""Recognising caches that move on: an updated input whose new value is its own without the oldest
+rows, and new rows behind.
+
+    cache <- cat(cache[:, :, r:], new)            or the same as roll and index_put, slice_scatter
+
+It is the index map of the new value that is looked at, whatever operators make it. Attention on two
+such caches (a sliding window, as in Gemma 2) is recognised as a whole.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensor
+
+from vtc.graph import program as programs
+from vtc.graph.program import Program, has_symbol, is_tensor, value_of
+from vtc.graph.rules import coordinates
+from vtc.graph.rules_scatter import slice_scatter
+from vtc.index import IndexMap, NotRepresentable, Piece
+
+aten = torch.ops.aten
+_LITERALS = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
+_SAME = {aten.detach.default, aten.alias.default, aten.clone.default}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """`node`, the new value of updated input `cache`: cache[rows:] in dimension `dim` and then
+    `new`, of `rows` rows, which may lack leading dimensions of one. `absorbed` are the operators
+    that make it beside `node`, in order."""
+
+    node: fx.Node
+    cache: fx.Node
+    new: fx.Node
+    dim: int
+    absorbed: tuple[fx.Node, ...]
+
+    @property
+    def values(self) -> tuple[Tensor, Tensor]:
+        """Fake values of the cache and of the new rows, in as many dimensions."""
+        cache, new = value_of(self.cache), value_of(self.new)
+        with cache.fake_mode:
+            return cache, new.view(*_ones(cache, new), *new.shape)
+
+    def rows(self, before: fx.Node) -> fx.Node:
+        """The new rows in as many dimensions as the cache has, by a view before a node."""
+        value = self.values[1]
+        if value.dim() == value_of(self.new).dim():
+            return self.new
+        with before.graph.inserting_before(before):
+            made = before.graph.call_function(aten.view.default, (self.new, list(value.shape)))
+        made.meta = {**self.new.meta, "val": value}
+        return made
+
+
+def _ones(whole: Tensor, part: Tensor) -> tuple[int, ...]:
+    return (1,) * (whole.dim() - part.dim())
+
+
+def find(program: Program) -> tuple[Shift, ...]:
+    """Every updated input of known sizes that moves on, and that nothing else reads."""
+    order = {n: k for k, n in enumerate(program.graph_module.graph.nodes)}
+    returned = {o for k, o in enumerate(program.outputs) if k not in program.aliases}
+    found = []
+    for number, node in program.updates:
+        cache = program.inputs[number]
+        if not is_tensor(cache) or has_symbol(cache) or node.op != "call_function":
+            continue
+        walk = _Walk(program, cache)
+        shifted = walk.shift(node)
+        chain = {n for n in walk.chain if n is not node}
+        inside = chain | {node}
+        if shifted is None or node in returned:
+            continue
+        if any(user not in inside for n in (cache, *chain) for user in n.users):
+            continue
+        new, dim = shifted
+        absorbed = tuple(sorted(chain, key=order.__getitem__))
+        found.append(Shift(node, cache, new, dim, absorbed))
+    return tuple(found)
+
+
+class _Walk:
+    """A walk from a new value back to `cache`; `chain` are the movement operators on the way."""
+
+    def __init__(self, program: Program, cache: fx.Node) -> None:
+        self.program, self.cache = program, cache
+        self.leaves: list[fx.Node] = [cache]
+        self.chain: dict[fx.Node, None] = {}
+
+    def shift(self, node: fx.Node) -> tuple[fx.Node, int] | None:
+        """The new rows and the dimension, where `node` is the cache moved on."""
+        try:
+            found = self.map(node)
+        except NotRepresentable:
+            return None
+        if found is None or len(self.leaves) != 2:
+            return None
+        _, new = self.leaves
+        size, rows = tuple(value_of(self.cache).shape), tuple(value_of(new).shape)
+        rows = (*(1,) * (len(size) - len(rows)), *rows)
+        if len(rows) > len(size):
+            return None
+        pieces = set(found.simplify().pieces)
+        for dim in range(len(size)):
+            if rows == (*size[:dim], rows[dim], *size[dim + 1 :]) and rows[dim] < size[dim]:
+                want = _moved_on(size, dim, rows[dim])
+                if len(rows) > value_of(new).dim():
+                    want = want.compose({1: IndexMap.reshape(value_of(new).shape, rows, 1)})
+                if pieces == set(want.simplify().pieces):
+                    return new, dim
+        return None
+
+    def map(self, node: fx.Node) -> IndexMap | None:
+        """What `node` holds, over `leaves`."""
+        shape = tuple(value_of(node).shape)
+        if node is self.cache:
+            return IndexMap.identity(shape)
+        if not self._reads_cache(node):
+            node = self._written(node)
+            if node not in self.leaves:
+                self.leaves.append(node)
+            return IndexMap.identity(shape, self.leaves.index(node))
+        self.chain[node] = None
+        load, sources = self._load(node)
+        if load is None or load.lookups():
+            return None
+        inner = {k: self.map(sources[k]) for k in load.sources()}
+        if any(m is None for m in inner.values()):
+            return None
+        return load.compose({k: m for k, m in inner.items() if m is not None})
+
+    def _reads_cache(self, node: fx.Node) -> bool:
+        bound = self.program.movements.get(node)
+        if node is self.cache:
+            return True
+        return bound is not None and any(map(self._reads_cache, bound.sources))
+
+    def _written(self, node: fx.Node) -> fx.Node:
+        """What an assignment to a part of the cache writes there: of the part it has the shape."""
+        if node.target is not aten.copy.default or len(node.users) != 1:
+            return node
+        part, values = node.args[:2]
+        own, given = value_of(node), value_of(values)
+        if (own.shape, own.dtype) != (given.shape, given.dtype) or not self._reads_cache(part):
+            return node
+        self.chain[node] = None
+        while part is not self.cache and len(part.users) == 1:
+            self.chain[part] = None
+            part = part.args[0]
+        return values
+
+    def _load(self, node: fx.Node) -> tuple[IndexMap | None, tuple[fx.Node, ...]]:
+        bound = self.program.movements[node]
+        if node.target is aten.index_put.default:
+            return self._range_put(node), bound.sources
+        return bound.movement.load, bound.sources
+
+    def _range_put(self, node: fx.Node) -> IndexMap | None:
+        """x[..., [a, a + 1, ...], ...] = values, at indices that the program states."""
+        target, indices, values = node.args[:3]
+        used = [(d, i) for d, i in enumerate(indices) if i is not None]
+        if len(used) != 1:
+            return None
+        ((dim, index),) = used
+        literal = self._literal(index)
+        shape = tuple(value_of(target).shape)
+        if literal is None or literal.dim() != 1 or not literal.numel():
+            return None
+        places = [int(i) % shape[dim] for i in literal]
+        first, count = places[0], len(places)
+        part = (*shape[:dim], count, *shape[dim + 1 :])
+        given = tuple(value_of(values).shape)
+        whole = (*(1,) * (len(part) - len(given)), *given)
+        load = slice_scatter(shape, dim, first, count).load
+        if places != list(range(first, first + count)) or whole != part or load is None:
+            return None
+        return load.compose({1: IndexMap.reshape(given, part, 1)})
+
+    def _literal(self, node: fx.Node) -> Tensor | None:
+        """The value of a tensor that is written out in the model's code."""
+        stated = False
+        while node.op == "call_function" and node.target in _LITERALS | _SAME:
+            stated = stated or node.target in _LITERALS
+            node = node.args[0]
+        if not stated or node not in self.program.inputs:
+            return None
+        number = self.program.inputs.index(node) - len(self.program.inputs)
+        constants = self.program.constants
+        if -number > len(constants) or isinstance(constants[number], FakeTensor):
+            return None
+        return constants[number]
+
+
+def _moved_on(size: tuple[int, ...], dim: int, rows: int) -> IndexMap:
+    """cat(source 0 from `rows` on, source 1) in dimension `dim`."""
+    at = list(coordinates(len(size)))
+    kept = size[dim] - rows
+    before, lower = list(size), [0] * len(size)
+    before[dim] = lower[dim] = kept
+    old, new = list(at), list(at)
+    old[dim], new[dim] = at[dim] + rows, at[dim] - kept
+    first = Piece([0] * len(size), before, 0, old)
+    return IndexMap(size, (first, Piece(lower, size, 1, new)))
+
+
+def rewrite(program: Program, chosen: Mapping[Shift, Mapping[str, Any]], target: Any) -> Program:
+    """`program` with each of `chosen` as a call of `target` with the given further arguments.
+
+    The graph is changed in place, and nodes keep their names.
+    """
+    for shift, options in chosen.items():
+        node = shift.node
+        node.target, node.kwargs = target, dict(options)
+        node.args = (shift.cache, shift.rows(node), shift.dim)
+        with value_of(node).fake_mode:
+            node.meta["val"] = target(*shift.values, shift.dim, **options)
+        for absorbed in reversed(shift.absorbed):
+            node.graph.erase_node(absorbed)
+    return _rebuilt(program, dict(program.updates))
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """Attention `node` (a call of `vtc::attention`) on `key` and `value`, which only it reads.
+
+    `absorbed` are the movement operators between, in order.
+    """
+
+    node: fx.Node
+    key: Shift
+    value: Shift
+    absorbed: tuple[fx.Node, ...]
+
+    @property
+    def mask(self) -> fx.Node | None:
+        return self.node.args[3] if len(self.node.args) > 3 else None
+
+    @property
+    def values(self) -> tuple[Tensor | None, ...]:
+        """Fake values of query, caches, new rows and mask."""
+        (keys, new_keys), (values, new_values) = self.key.values, self.value.values
+        mask = None if self.mask is None else value_of(self.mask)
+        return value_of(self.node.args[0]), keys, values, new_keys, new_values, mask
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {k: self.node.kwargs[k] for k in ("scale", "softcap", "safe")}
+
+
+def find_sliding(program: Program, attention: Any, repeats: Any) -> tuple[Sliding, ...]:
+    """Every call of `attention` whose keys and values are caches that move on along dimension 2.
+
+    repeats: the function that gives the groups of heads of an index map, or None.
+    """
+    order = {n: k for k, n in enumerate(program.graph_module.graph.nodes)}
+    shifts = {s.node: s for s in find(program) if s.dim == 2 and value_of(s.node).dim() == 4}
+    found = []
+    for node in program.nodes:
+        if node.target is not attention or len(node.args) > 4 or node.kwargs.get("causal"):
+            continue
+        ends = [_cache_behind(n, program, shifts, repeats) for n in node.args[1:3]]
+        if ends[0] is None or ends[1] is None:
+            continue
+        (key, first), (value, second) = ends[0], ends[1]
+        absorbed = tuple(sorted({*first, *second}, key=order.__getitem__))
+        if key is not value:
+            found.append(Sliding(node, key, value, absorbed))
+    return tuple(found)
+
+
+def _cache_behind(
+    node: fx.Node, program: Program, shifts: Mapping[fx.Node, Shift], repeats: Any
+) -> tuple[Shift, list[fx.Node]] | None:
+    """The cache of which `node` is the whole, with heads that may be repeated; and what is
+    between."""
+    shape = tuple(value_of(node).shape)
+    total, between = IndexMap.identity(shape), []
+    while node not in shifts:
+        bound = program.movements.get(node)
+        if bound is None or bound.movement.load is None or len(bound.sources) != 1:
+            return None
+        if len(node.users) != 1:
+            return None
+        total = total.compose({0: bound.movement.load})
+        between.append(node)
+        (node,) = bound.sources
+    cached = tuple(value_of(node).shape)
+    if len(node.users) != 1:
+        return None
+    if between and total.simplify().pieces != IndexMap.identity(cached).pieces:
+        heads = repeats(total)
+        if heads is None or heads.dim != 1 or heads.swapped:
+            return None
+        cached = (cached[0], cached[1] * heads.repeats, *cached[2:])
+    return (shifts[node], between) if cached == shape else None
+
+
+def rewrite_sliding(
+    program: Program, chosen: Mapping[Sliding, Mapping[str, Any]], target: Any
+) -> Program:
+    """`program` with each of `chosen` as a call of `target`, whose results are the attention's and
+    the new keys and values. The graph is changed in place."""
+    updates = dict(program.updates)
+    for sliding, options in chosen.items():
+        node, graph = sliding.node, program.graph_module.graph
+        kwargs = {**sliding.options, **options}
+        key, value = sliding.key, sliding.value
+        with value_of(node).fake_mode:
+            made = target(*sliding.values, **kwargs)
+        new = key.rows(node), value.rows(node)
+        operands = (node.args[0], key.cache, value.cache, *new, sliding.mask)
+        with graph.inserting_before(node):
+            call = graph.call_function(target, operands, kwargs)
+            parts = [graph.call_function(operator.getitem, (call, k)) for k in range(3)]
+        call.meta = {**node.meta, "val": made}
+        for part, result in zip(parts, made, strict=True):
+            part.meta = {**node.meta, "val": result}
+        node.replace_all_uses_with(parts[0])
+        graph.erase_node(node)
+        for absorbed in reversed(sliding.absorbed):
+            graph.erase_node(absorbed)
+        for shift, part in ((key, parts[1]), (value, parts[2])):
+            (number,) = (i for i, final in updates.items() if final is shift.node)
+            updates[number] = part
+            for old in (shift.node, *reversed(shift.absorbed)):
+                graph.erase_node(old)
+    return _rebuilt(program, updates)
+
+
+def _rebuilt(program: Program, updates: Mapping[int, fx.Node]) -> Program:
+    program.graph_module.graph.lint()
+    program.graph_module.recompile()
+    return programs.build(
+        program.graph_module,
+        tuple(updates.items()),
+        program.constants,
+        program.aliases,
+        program.storages,
+    )
