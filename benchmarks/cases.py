@@ -80,6 +80,7 @@ def run(
     for request in plan.requests() if requests is None else requests:
         settings = request.settings
         key = (request.model, request.batch, request.device, settings.freeze, settings.objective)
+        key = (*key, _layers(request))
         if key in done and not again:
             console.print(f"{key}: in {output.name} already")
             continue
@@ -114,5 +115,12 @@ def _short_key(case: dict[str, object]) -> tuple[object, ...]:
     assert isinstance(config, dict)
     return (
         *(case[name] for name in ("model", "batch", "device")),
-        *(config[name] for name in ("freeze", "objective")),
+        *(config[name] for name in ("freeze", "objective", "layers")),
     )
+
+
+def _layers(request: suite.Request) -> int | None:
+    """The layers that a request's case has; None for a model that does not count them."""
+    model = MODELS[request.model]
+    widths = (model.cuda if request.device.startswith("cuda") else model.cpu).get("widths")
+    return request.layers or (widths.layers if widths else None)

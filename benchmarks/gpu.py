@@ -1,6 +1,7 @@
 """The CUDA figures: every built-in model at batch 1 and 16, in half precision.
 
     python benchmarks/gpu.py [--cases llama3:1,yolo11:16] [--peers eager,inductor]
+    python benchmarks/gpu.py --cases llama3:1,llama3:16 --layers 32
     CUDA_VISIBLE_DEVICES=0 python benchmarks/gpu.py --share 1/2 &
     CUDA_VISIBLE_DEVICES=1 python benchmarks/gpu.py --share 2/2; wait
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ SHARES = {
     "2/2": "gemma2:1,gemma2:16,shufflenet:16,efficientvit:1,yolo11:16",
 }
 """Halves that take about as long."""
+DEFAULT_LAYERS = 4
 
 
 def main(
@@ -48,6 +50,7 @@ def main(
     ] = "eager,inductor,inductor-best",
     device: Annotated[str, typer.Option(help="cuda or cuda:N.")] = "cuda",
     objective: Annotated[str, typer.Option(help="latency, memory or bytes.")] = "latency",
+    layers: Annotated[int, typer.Option(help="Of language models; 0: the default.")] = 0,
     seconds: Annotated[float, typer.Option(help="Seconds of timing a case.")] = 3.0,
     again: Annotated[bool, typer.Option("--again", help="Measure what is there already.")] = False,
     output: Annotated[Path, typer.Option(help="Result file.")] = RESULTS,
@@ -70,10 +73,21 @@ def main(
     plan = Plan.of(names, batches, peers, device, [False], seconds)
     check_objective(objective)
     settings = Settings(objective=objective)  # type: ignore[arg-type]
-    requests = [Request(model, int(batch), device, settings=settings) for model, batch in pairs]
+    requests = [
+        Request(model, int(batch), device, layers=layers or None, settings=settings)
+        for model, batch in pairs
+    ]
     _merge_details(output, {"rates": asdict(Rates.measured(torch.device(device)))})
     details = _Details(output)
     run(plan, output, again, requests, details.add)
+
+
+def name_of(case: Mapping[str, Any]) -> str:
+    """What the details of a case are kept by: model, batch, and what departs from the default."""
+    name, config = f"{case['model']} b{case['batch']}", case["config"]
+    if config["layers"] not in (None, DEFAULT_LAYERS):
+        name += f", {config['layers']} layers"
+    return name if config["objective"] == "latency" else f"{name} {config['objective']}"
 
 
 class _Details:
@@ -91,9 +105,7 @@ class _Details:
             "kernels": {name: _listed(listed) for name, listed in kernels.items()},
         }
         self.profiles = profiles
-        name = f"{case['model']} b{case['batch']}"
-        if request.settings.objective != "latency":
-            name += f" {request.settings.objective}"
+        name = name_of(case)
         _merge_details(self.output, {"cases": {name: found}})
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu import DEFAULT_LAYERS, name_of
+
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 TITLES = {
@@ -59,7 +61,8 @@ def memory(cases: Sequence[Case]) -> str:
     for case in cases:
         if case["config"]["objective"] != "memory":
             continue
-        fast = next((c for c in cases if _name(c) == _name(case) and c is not case), None)
+        alike = (c for c in cases if (c["model"], c["batch"]) == (case["model"], case["batch"]))
+        fast = next((c for c in alike if _usual(c)), None)
         own, quick, stock = (
             _row(case, "vtc") or {},
             (fast and _row(fast, "vtc")) or {},
@@ -84,7 +87,8 @@ def memory(cases: Sequence[Case]) -> str:
 
 def page(cases: Sequence[Case], details: dict[str, Any]) -> str:
     """The page's text."""
-    everything, cases = cases, [c for c in cases if c["config"]["objective"] == "latency"]
+    everything, cases = cases, [c for c in cases if _usual(c)]
+    whole = [c for c in everything if c["config"]["layers"] not in (None, DEFAULT_LAYERS)]
     gpu, rates = cases[0]["versions"]["gpu"], details["rates"]
     parts = [
         "# CUDA performance",
@@ -103,8 +107,9 @@ def page(cases: Sequence[Case], details: dict[str, Any]) -> str:
         f"The device copies at {rates['copy_tb_s']} TB/s and multiplies bf16 matrices at "
         f"{rates['matmul_tflops']} TFLOP/s, measured in the same run. {LIMIT}",
         _limits(cases, details),
+        *(("## Whole models", _times(whole), _limits(whole, details)) if whole else ()),
         "## Where the time goes",
-        *(_parts(case, details) for case in cases if _name(case) in details["cases"]),
+        *(_parts(case, details) for case in cases if name_of(case) in details["cases"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -144,7 +149,7 @@ def _costs(cases: Sequence[Case], details: dict[str, Any]) -> str:
     rows = []
     for case in cases:
         own, stock = _row(case, "vtc") or {}, _row(case, "inductor") or {}
-        known = details["cases"].get(_name(case), {})
+        known = details["cases"].get(name_of(case), {})
         rows.append(
             (
                 _title(case),
@@ -166,7 +171,7 @@ def _limits(cases: Sequence[Case], details: dict[str, Any]) -> str:
         limit, own = _limit(case, details), _row(case, "vtc")
         if limit is None or not own or not own["median_ms"]:
             continue
-        needed = details["cases"][_name(case)]["needed"]
+        needed = details["cases"][name_of(case)]["needed"]
         time = own["median_ms"] * 1e3
         rows.append(
             (
@@ -184,7 +189,7 @@ def _limits(cases: Sequence[Case], details: dict[str, Any]) -> str:
 
 def _limit(case: Case, details: dict[str, Any]) -> float | None:
     """Microseconds."""
-    known, rates = details["cases"].get(_name(case)), details["rates"]
+    known, rates = details["cases"].get(name_of(case)), details["rates"]
     if not known or not known["needed"]:
         return None
     moved = known["needed"]["bytes"] / rates["copy_tb_s"] / 1e6
@@ -193,7 +198,7 @@ def _limit(case: Case, details: dict[str, Any]) -> float | None:
 
 def _parts(case: Case, details: dict[str, Any]) -> str:
     """Microseconds and numbers of kernels by kind, and what is between them."""
-    listed = details["cases"][_name(case)]["kernels"].get("vtc", [])
+    listed = details["cases"][name_of(case)]["kernels"].get("vtc", [])
     own = _row(case, "vtc")
     if not listed or not own or not own["median_ms"]:
         return f"**{_title(case)}, batch {case['batch']}**: not observed."
@@ -219,8 +224,10 @@ def _parts(case: Case, details: dict[str, Any]) -> str:
 # Cells.
 
 
-def _name(case: Case) -> str:
-    return f"{case['model']} b{case['batch']}"
+def _usual(case: Case) -> bool:
+    """Is it one of the ten cases, and not measured for memory or with other layers?"""
+    config = case["config"]
+    return config["objective"] == "latency" and config["layers"] in (None, DEFAULT_LAYERS)
 
 
 def _title(case: Case) -> str:

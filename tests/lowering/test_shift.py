@@ -131,9 +131,15 @@ def called(plan: Plan, target: Any) -> int:
     return sum(n.target is target for n in plan.program.nodes)
 
 
-def run(model: nn.Module, caches: list[Tensor], inputs: Callable[[], list[Any]], path: Path) -> str:
+def run(
+    model: nn.Module,
+    caches: list[Tensor],
+    inputs: Callable[[], list[Any]],
+    path: Path,
+    **settings: Any,
+) -> str:
     """Two calls, each compared with eager PyTorch; the code that is generated for the first."""
-    compiled = vtc.compile(model, options={**OPTIONS, "cache_dir": path})
+    compiled = vtc.compile(model, options={**OPTIONS, "cache_dir": path}, **settings)
     theirs = [c.clone() for c in caches]
     found: list[str] = []
 
@@ -250,6 +256,21 @@ def test_one_cache_for_keys_and_values_is_left_to_eager(plans: list[Plan], tmp_p
         got, want = compiled(x, ours, ours, mask), layer(x, theirs, theirs, mask)
     torch.testing.assert_close(got, want)
     assert torch.equal(ours, theirs)
+
+
+def test_for_memory_nothing_is_measured(
+    plans: list[Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(choice, "_measured", refuse)
+    cache = torch.randn(2, 3, KEYS, DIM)
+    inputs = lambda: [torch.randn(2, 3, 1, DIM)]  # noqa: E731
+    code = run(Module(by_roll), [cache], inputs, tmp_path, objective="memory")
+    (plan,) = plans
+    assert called(plan, shift.OVERLOAD) == 1
+    assert "vtc.shift_.default" in code
 
 
 def test_what_is_slower_stays_as_it_is(

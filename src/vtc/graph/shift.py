@@ -25,8 +25,17 @@ from vtc.graph.rules_scatter import slice_scatter
 from vtc.index import IndexMap, NotRepresentable, Piece
 
 aten = torch.ops.aten
-_LITERALS = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
-_SAME = {aten.detach.default, aten.alias.default, aten.clone.default}
+_SAME = {
+    aten.lift_fresh_copy.default,
+    aten.lift_fresh.default,
+    aten.detach.default,
+    aten.detach_.default,
+    aten.alias.default,
+    aten.clone.default,
+    aten._to_copy.default,  # to the device
+}
+LITERAL = "_tensor_constant"
+"""What the names of tensors that a model's code writes out begin with, as `make_fx` gives them."""
 
 
 @dataclass(frozen=True)
@@ -184,18 +193,22 @@ class _Walk:
         return load.compose({1: IndexMap.reshape(given, part, 1)})
 
     def _literal(self, node: fx.Node) -> Tensor | None:
-        """The value of a tensor that is written out in the model's code."""
-        stated = False
-        while node.op == "call_function" and node.target in _LITERALS | _SAME:
-            stated = stated or node.target in _LITERALS
+        """The value of an integer tensor that is written out in the model's code."""
+        while node.op == "call_function" and node.target in _SAME:
+            if value_of(node).dtype not in (torch.int64, torch.int32):
+                return None
             node = node.args[0]
-        if not stated or node not in self.program.inputs:
+        if node not in self.program.inputs or not str(node.target).startswith(LITERAL):
             return None
         number = self.program.inputs.index(node) - len(self.program.inputs)
         constants = self.program.constants
-        if -number > len(constants) or isinstance(constants[number], FakeTensor):
+        updated = {i - len(self.program.inputs) for i, _ in self.program.updates}
+        if -number > len(constants) or number in updated:
             return None
-        return constants[number]
+        value = constants[number]
+        if isinstance(value, FakeTensor) or value.is_meta or value.dtype is not torch.int64:
+            return None
+        return value
 
 
 def _moved_on(size: tuple[int, ...], dim: int, rows: int) -> IndexMap:

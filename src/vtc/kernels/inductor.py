@@ -115,9 +115,15 @@ class InductorEngine:
         node = self.nodes[tensor]
         if region in self.own and (map.map.lookups() or len(map.map.pieces) > MOST_PIECES):
             return False
-        return all(
-            self._reads(user, node) for user in node.users if user in self.regions[region].nodes
-        )
+        readers = [user for user in node.users if user in self.regions[region].nodes]
+        if len(map.homes) > 1 and any(self._is_library(user) for user in readers):
+            return False
+        return all(self._reads(user, node) for user in readers)
+
+    def _is_library(self, user: fx.Node) -> bool:
+        """Is it an anchor whose kernel takes one strided tensor as an operand?"""
+        own = self.grouping.region_of[user].name in self.own
+        return kind(user) is Kind.ANCHOR and not own
 
     def _reads(self, user: fx.Node, node: fx.Node) -> bool:
         if user in self.program.movements or kind(user) in (Kind.POINTWISE, Kind.REDUCTION):

@@ -27,7 +27,7 @@ from vtc.lowering.record import Choice
 from vtc.lowering.remembered import Memory, Remembered
 from vtc.lowering.schedule import Schedule
 from vtc.lowering.settings import Settings
-from vtc.lowering.shift import moved_on
+from vtc.lowering.shift import moved_on, moved_on_unmeasured
 from vtc.virtual import cost as costs
 from vtc.virtual import search
 from vtc.virtual.exhaustive import exhaustive, optimality_gap
@@ -53,6 +53,8 @@ def prepare(program: Program, settings: Settings) -> Plan:
         program, more = linearly_attended(program, cache, settings.progress)
         program, moved = moved_on(program, cache, settings.progress)
         attentions += (*more, *moved)
+    elif settings.objective == "memory" and not options.materializes("all"):
+        program, attentions = moved_on_unmeasured(program)
     plan = own_plan(program) if measures and device.type == "cuda" else Plan.of(program)
     plan = dataclasses.replace(plan, attentions=attentions)
     _warn_of_unknown(options.materialize - {"all"}, plan)

@@ -59,6 +59,16 @@ def moved_on(
     return program, tuple(notes)
 
 
+def moved_on_unmeasured(program: Program) -> tuple[Program, tuple[str, ...]]:
+    """`program` with `vtc::shift` for every cache that moves on, and a sentence about each: for
+    memory, whatever it takes."""
+    found = [s for s in find(program) if shift.supports(*s.values, s.dim)]
+    if not found:
+        return program, ()
+    program = rewrite(program, {s: {} for s in found}, shift.OVERLOAD)
+    return program, tuple(f"{s.node.name}: vtc::shift, in place" for s in found)
+
+
 class _Shift:
     """A cache that moves on, by itself."""
 

@@ -19,6 +19,7 @@ from torch import fx
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from vtc import errors
+from vtc.runtime.calls import Addresses
 from vtc.runtime.signature import (
     ARGUMENT,
     CONSTANTS,
@@ -189,8 +190,9 @@ class _Graph:
                 own = name.startswith("L['model']")
                 facts = i, readable(name), TensorFacts.of(value)
                 (self.weights if own else self.others).append(facts)
-        self.known: list[torch.Tensor] = []
-        self.addresses: list[int] = []
+        self.numbers = [i for i, _, _ in self.weights]
+        self.known: Sequence[torch.Tensor] = ()
+        self.addresses: Addresses | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         if not self.traced:
@@ -203,12 +205,16 @@ class _Graph:
 
     def _check_weights(self, inputs: Sequence[Any]) -> None:
         """A weight that is the same tensor as in the last call, where it was, is not looked at."""
-        tensors = [inputs[i] for i, _, _ in self.weights]
-        addresses = [t.data_ptr() for t in tensors]
-        if addresses != self.addresses or any(map(operator.is_not, tensors, self.known)):
+        tensors = [inputs[i] for i in self.numbers]
+        if not self._are_known(tensors):
             for tensor, (_, name, facts) in zip(tensors, self.weights, strict=True):
                 facts.check(name, tensor)
-            self.known, self.addresses = tensors, addresses
+            self.known, self.addresses = tensors, Addresses(tensors, range(len(tensors)))
+
+    def _are_known(self, tensors: list[Any]) -> bool:
+        addresses = self.addresses
+        known = addresses is not None and all(map(operator.is_, tensors, self.known))
+        return known and addresses is not None and addresses.hold(tensors)
 
 
 def _caller(model: Callable[..., Any]) -> types.FunctionType:
