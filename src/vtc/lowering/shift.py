@@ -42,7 +42,9 @@ def moved_on(
     fused: dict[Sliding, dict[str, Any]] = {}
     alone: dict[Shift, dict[str, Any]] = {}
     notes = []
-    for sliding in find_sliding(program, attention.OVERLOAD, grouped_heads):
+    slidings = find_sliding(program, attention.OVERLOAD, grouped_heads)
+    logger.debug("%d attentions on caches that move on", len(slidings))
+    for sliding in slidings:
         found = _chosen(_Sliding(sliding), cache, progress)
         if found is not None:
             fused[sliding] = {"tiling": found[0]}
@@ -148,6 +150,7 @@ def _chosen(
         times = _measured(problem, cache, progress)
     except torch.cuda.OutOfMemoryError:
         return None  # no room to measure: it stays as it is
+    logger.debug("%s: %s", problem.what, times)
     if times.ours >= WORTH * times.theirs:
         return None
     said = f"{times.name}: {times.ours:.1f} us in the place of {times.theirs:.1f} us"
@@ -209,6 +212,7 @@ def _agrees(
         logger.debug("a kernel that moves a cache on cannot run", exc_info=True)
         return False
     if not all(torch.equal(own[k], theirs[k]) for k in problem.written):
+        logger.debug("%s: a kernel leaves another cache", problem.what)
         return False
     if found is None:
         return True
