@@ -220,3 +220,32 @@ def test_fates_of_a_half_virtual_concat():
     assert "residual" in str(joined)
     whole = fates(plan, vtog, frozenset(), COPIES)[-1]
     assert (whole.fate, whole.on, whole.direction, whole.type) == ("residual", (), None, None)
+
+
+class Recorded:
+    """Costs as they were measured: of the whole, and what each edge adds to that or takes away."""
+
+    def __init__(self, whole: float, edges: dict[int, float]) -> None:
+        self.whole, self.edges = whole, edges
+
+    def cost(self, strategy) -> float:
+        return self.whole + sum(self.edges[edge] for edge in strategy)
+
+
+@pytest.mark.parametrize("make", [worked_example, c3k2])
+def test_an_edge_that_was_measured_to_be_slower_is_skipped(make):
+    """Whichever one it is, though it can be chosen, and the model that counts bytes chooses it."""
+    plan, slow = make(), 40.0
+    vtog = build(plan)
+    count = len(vtog.numbered)
+    modelled = greedy(plan, vtog, VIEWS, StaticCost(plan, vtog, VIEWS, GPU, "bytes")).strategy
+    tempting = [e for e in modelled if legal(plan, vtog, frozenset({e}), VIEWS)]
+    assert tempting
+    for bad in tempting:
+        measured = Recorded(100.0, {e: slow if e == bad else -3.0 for e in range(count)})
+        found = greedy(plan, vtog, VIEWS, measured)
+        assert bad not in found.strategy
+        assert found.cost <= measured.whole
+        assert measured.cost(frozenset({bad})) > measured.whole
+    everything_slow = Recorded(100.0, dict.fromkeys(range(count), slow))
+    assert greedy(plan, vtog, VIEWS, everything_slow).strategy == frozenset()
