@@ -19,23 +19,6 @@ ADDRESS: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 VERSION: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 
 
-class Addresses:
-    """Where some of a call's tensors are, to be compared with at every call.
-
-    `numbers` says which of the call's inputs they are.
-    """
-
-    def __init__(self, inputs: Sequence[Any], numbers: Sequence[int]) -> None:
-        self.numbers = list(numbers)
-        self.values = tuple(inputs[i].data_ptr() for i in self.numbers)
-        where = dict(zip(self.numbers, self.values, strict=True))
-        self._expected = [where.get(i) for i in range(len(inputs))]
-
-    def hold(self, inputs: list[Any]) -> bool:
-        """Are the tensors of `inputs` where these were? One pass in C++, a few nanoseconds each."""
-        return torch._C._tensors_data_ptrs_at_indices_equal(inputs, self._expected, self.numbers)
-
-
 def sharing(inputs: Sequence[Any], updated: Sequence[int]) -> bool:
     """Do two inputs share storage while one of them is updated?"""
     written = {_storage(inputs[i]) for i in updated}
@@ -149,29 +132,25 @@ class WeightWatch:
         folded: Sequence[int],
     ) -> None:
         self.run, self.renew = run, renew
-        self.names, self.weights = tuple(names), list(weights)
+        self.names, self.weights = tuple(names), tuple(weights)
         self.folded = tuple(weights[k] for k in folded)
         self.facts = tuple(map(TensorFacts.of, self.weights))
         self.lock = threading.Lock()
         self.state = self._state()
 
     def __call__(self, *args: Any) -> Any:
-        if self._changed():
+        if self._state() != self.state:
             self._renew()
         return self.run(*args)
 
-    def _state(self) -> tuple[Addresses, list[int]]:
-        return Addresses(self.weights, range(len(self.weights))), [*map(VERSION, self.folded)]
-
-    def _changed(self) -> bool:
-        addresses, versions = self.state
-        return not addresses.hold(self.weights) or [*map(VERSION, self.folded)] != versions
+    def _state(self) -> list[int]:
+        return [*map(ADDRESS, self.weights), *map(VERSION, self.folded)]
 
     def _renew(self) -> None:
         with self.lock:
-            if not self._changed():
-                return
             state = self._state()
+            if state == self.state:
+                return
             for name, weight, facts in zip(self.names, self.weights, self.facts, strict=True):
                 if TensorFacts.of(weight) != facts:
                     raise errors.WeightsChangedError(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch import fx
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from vtc import errors
-from vtc.runtime.calls import Addresses
 from vtc.runtime.signature import (
     ARGUMENT,
     CONSTANTS,
@@ -60,7 +59,7 @@ class Exported:
         self.signature.check(args, kwargs)
         trace = self.trace
         if trace.constants:
-            trace.check_constants(args, kwargs)
+            trace.constants.check(args, kwargs)
         trace = self.current(args, kwargs)
         with torch.no_grad():
             return trace.function(*args, **kwargs)
@@ -90,7 +89,7 @@ class _Trace:
     function: Callable[..., Any]
     graph: _Graph
     guards: Any
-    constants: dict[str, tuple[types.CodeType, ConstantFacts]]
+    constants: _Constants
 
     def weights_replaced(
         self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -108,17 +107,34 @@ class _Trace:
         finally:
             self.graph.run = run
 
-    def check_constants(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        scope = {"args": args, "kwargs": kwargs}
-        for name, (code, expected) in self.constants.items():
-            expected.check(readable(name), eval(code, scope))
+
+class _Constants:
+    """Plain values inside of objects that are passed, by the expressions over `args` and `kwargs`
+    that lead to them."""
+
+    def __init__(self, expected: Mapping[str, Any]) -> None:
+        self.facts = [(readable(name), ConstantFacts(value)) for name, value in expected.items()]
+        self.values = list(expected.values())
+        # One function that takes them all: each by itself would be compiled or evaluated at a call.
+        self.take = eval(f"lambda args, kwargs: [{', '.join(expected)}]")
+
+    def __bool__(self) -> bool:
+        return bool(self.facts)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises SignatureError for the first value that differs."""
+        found = self.take(args, kwargs)
+        if all(map(operator.is_, found, self.values)):
+            return
+        for (name, facts), value in zip(self.facts, found, strict=True):
+            facts.check(name, value)
 
 
 def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Trace:
     """Trace and compile one call of the model, without running it."""
     graphs: list[_Graph] = []
     kept: list[bool] = []
-    constants = {}
+    constants: dict[str, Any] = {}
 
     def backend(graph_module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> _Graph:
         run = exported.compile(graph_module, list(inputs))
@@ -130,8 +146,7 @@ def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         for guard in guards:
             plain = guard.has_value and isinstance(guard.value, CONSTANTS)
             if plain and guard.name.startswith(("args", "kwargs")):
-                code = compile(guard.name, f"<{guard.name}>", "eval")
-                constants[guard.name] = code, ConstantFacts(guard.value)
+                constants[guard.name] = guard.value
         return list(kept)
 
     call = _caller(exported.model)
@@ -161,7 +176,9 @@ def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         for key, value in call.__globals__.items()
     }
     function = types.FunctionType(entry.code, names, "call", None, call.__closure__)
-    return _Trace(function, graph, entry.guard_manager if any(kept) else None, constants)
+    return _Trace(
+        function, graph, entry.guard_manager if any(kept) else None, _Constants(constants)
+    )
 
 
 class _Traced(Exception):  # noqa: N818 - ends a trace, no error
@@ -190,9 +207,8 @@ class _Graph:
                 own = name.startswith("L['model']")
                 facts = i, readable(name), TensorFacts.of(value)
                 (self.weights if own else self.others).append(facts)
-        self.numbers = [i for i, _, _ in self.weights]
-        self.known: Sequence[torch.Tensor] = ()
-        self.addresses: Addresses | None = None
+        self.known: list[torch.Tensor] = []
+        self.addresses: list[int] = []
 
     def __call__(self, *inputs: Any) -> Any:
         if not self.traced:
@@ -205,16 +221,12 @@ class _Graph:
 
     def _check_weights(self, inputs: Sequence[Any]) -> None:
         """A weight that is the same tensor as in the last call, where it was, is not looked at."""
-        tensors = [inputs[i] for i in self.numbers]
-        if not self._are_known(tensors):
+        tensors = [inputs[i] for i, _, _ in self.weights]
+        addresses = [t.data_ptr() for t in tensors]
+        if addresses != self.addresses or any(map(operator.is_not, tensors, self.known)):
             for tensor, (_, name, facts) in zip(tensors, self.weights, strict=True):
                 facts.check(name, tensor)
-            self.known, self.addresses = tensors, Addresses(tensors, range(len(tensors)))
-
-    def _are_known(self, tensors: list[Any]) -> bool:
-        addresses = self.addresses
-        known = addresses is not None and all(map(operator.is_, tensors, self.known))
-        return known and addresses is not None and addresses.hold(tensors)
+            self.known, self.addresses = tensors, addresses
 
 
 def _caller(model: Callable[..., Any]) -> types.FunctionType:
