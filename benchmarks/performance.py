@@ -26,7 +26,7 @@ TITLES = {
 KINDS = (
     ("matmuls of ours", r"^matmul$"),
     ("convolutions of ours", r"^(convolution|depthwise|pool)$"),
-    ("attention of ours", r"^(decode|combine|prefill|sum|result)_kernel"),
+    ("attention of ours", r"^(decode|combine|prefill|sliding|edges|sum|result)_kernel"),
     ("kernels that TorchInductor generates", r"^triton_"),
     ("kernels of the libraries", r""),
 )
@@ -45,6 +45,30 @@ LIMIT = (
     "at batch 1, where each of their many kernels takes the microsecond or two that any kernel "
     "takes."
 )
+
+DECODING = (
+    "Left: short matmuls, which end before the memory is busy, and the time between kernels. A "
+    "kernel that begins to read its weights while the one before it ends (programmatic dependent "
+    "launch), or one persistent kernel a layer, would close it. The movement kernels store new "
+    "values into a cache: attention that does it as it reads, as on sliding windows, would take "
+    "them away."
+)
+LEFT = {
+    "llama3": DECODING,
+    "gemma2": f"{DECODING} The limit counts a window once; one that moves on is written as well, "
+    "by a kernel that waits for each block before it asks for the next, below the rate of a copy.",
+    "efficientvit": "Left: depthwise convolutions, which read their inputs several times from the "
+    "second-level cache, and the widest tensors, which go through memory between an expansion, its "
+    "depthwise convolution and its projection. One kernel for the three would close most of it. At "
+    "batch 1 each of the kernels is at the microseconds that any kernel takes.",
+    "yolo11": "Left: dense convolutions at a part of the matmul rate, where a kernel with TMA and "
+    "wgmma would be needed; the attention of C2PSA, which no kernel of ours takes and which is "
+    "written out with its copies; upsampling and the concats of the head, copied at batch 16.",
+    "shufflenet": "Left: the shuffled concat of every unit is copied, since its map has a piece "
+    "for each channel. A convolution that walks its contraction in two runs, with the columns of "
+    "its weight in that order, would read it where it lies. The rest is the number of kernels.",
+}
+"""What is between a case and its limit, and what would close it."""
 
 Case = dict[str, Any]
 
@@ -218,7 +242,7 @@ def _parts(case: Case, details: dict[str, Any]) -> str:
     if total > busy:
         text += f"; {total - busy:.0f} us between kernels"
     slowest = ", ".join(f"`{n[:60]}` {t:.0f} us ({c}x)" for n, c, t in listed[:3])
-    return f"{text}. The longest: {slowest}."
+    return f"{text}. The longest: {slowest}. {LEFT.get(case['model'], '')}".rstrip()
 
 
 # Cells.
