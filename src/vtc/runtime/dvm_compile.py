@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import time
 import warnings
@@ -153,9 +154,10 @@ def dynamic(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
 class _Traced:
     """Dynamo's compilation of a frame.
 
-    A frame is traced with size 1 as a size like others. What PyTorch cannot trace so (dimensions
-    that are broadcast because their size is 1 now, tensors without elements), or only in pieces, it
-    traces again by its usual rules: nothing of the frame has run yet.
+    Sizes that happen to be equal are symbols of their own. A frame is traced with size 1 as a size
+    like others. What PyTorch cannot trace so (dimensions that are broadcast because their size is 1
+    now, tensors without elements), or only in pieces, it traces again by its usual rules: nothing
+    of the frame has run yet.
     """
 
     def __init__(self, callback: Any) -> None:
@@ -165,7 +167,8 @@ class _Traced:
         return getattr(self._torchdynamo_orig_backend, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with compile_lock:  # Dynamo's settings are those of all threads, in some releases
+        # Dynamo's settings are those of all threads, in some releases.
+        with compile_lock, _without_collection():
             return self._traced_frame(*args, **kwargs)
 
     def _traced_frame(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,15 +189,28 @@ def _graph_breaks() -> int:
 
 
 @contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage collection: a trace makes many objects, of which hardly any is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def _traced(oblivious: bool) -> Iterator[None]:
     config = torch._dynamo.config
     before = (
         config.capture_scalar_outputs,
         config.capture_dynamic_output_shape_ops,
         symbolic_config.backed_size_oblivious,
+        symbolic_config.use_duck_shape,
     )
     try:
-        _set(True, True, oblivious)
+        _set(True, True, oblivious, duck=False)
         with _constant_attributes():
             yield
     finally:
@@ -223,7 +239,8 @@ def _constant_attributes() -> Iterator[None]:
         VariableBuilder.wrap_symfloat = stock
 
 
-def _set(scalars: bool, sizes: bool, oblivious: bool) -> None:
+def _set(scalars: bool, sizes: bool, oblivious: bool, duck: bool) -> None:
     torch._dynamo.config.capture_scalar_outputs = scalars
     torch._dynamo.config.capture_dynamic_output_shape_ops = sizes
     symbolic_config.backed_size_oblivious = oblivious
+    symbolic_config.use_duck_shape = duck
