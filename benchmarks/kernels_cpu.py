@@ -109,7 +109,8 @@ def work(kernel: TileKernel, module: Module, known: dict[str, int]) -> tuple[flo
             points *= 2
         text += f" k {more[-1]}"
         flops = 2.0 * points * math.prod(more)
-        total += sum(moved(a, more) for a in operands(own))
+        packed = own.packed if isinstance(own, Contraction) else None
+        total += sum(moved(a, more) for a in operands(own) if a is not packed)
     return flops, total, text
 
 

@@ -90,7 +90,7 @@ class Case:
 
     def call(self, run: Callable[..., Any] | None = None) -> Any:
         """`run` (by default the model) on the inputs."""
-        return (run or self.model)(*self.args, **self.kwargs)
+        return (self.model if run is None else run)(*self.args, **self.kwargs)
 
     def twin(self, change: Callable[[nn.Module], None] | None = None) -> Case:
         """The same weights with inputs of their own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -89,6 +90,12 @@ def _module(
 
 def extent_of(shape: Sequence[Size], stride: Sequence[Size]) -> Size:
     """Elements from the first to the last of a tensor, both counted; none if a size is 0."""
+    return _extent_of(tuple(shape), tuple(stride))
+
+
+# A model has many tensors of few shapes, and whether symbolic sizes divide takes long to find.
+@functools.lru_cache(maxsize=1 << 12)
+def _extent_of(shape: tuple[Size, ...], stride: tuple[Size, ...]) -> Size:
     if any(s == 0 for s in shape):
         return 0
     reach: Size = 1

@@ -26,9 +26,12 @@ void dot_block(float* c, int64_t ldc, const float* a, int64_t lda, const char* b
       for (int i = 0; i < R; ++i) sum[i][j] = fma(x[i], y, sum[i][j]);
     }
   };
+  // At the end of its columns a block fetches the beginning of the next ones.
+  int64_t turn = k - kAhead / size, next = J * step - k;
   for (; p + kLanes <= k; p += kLanes) {
+    const char* ahead = b + (p < turn ? p : p + next) * size + kAhead;
 #pragma GCC unroll 8
-    for (int j = 0; j < J; ++j) __builtin_prefetch(b + (j * step + p) * size + kAhead);
+    for (int j = 0; j < J; ++j) __builtin_prefetch(ahead + j * step * size);
     add([&](int i) { return load<f32v>(a + i * lda + p); },
         [&](int j) { return load_floats<Type>(b + (j * step + p) * size); });
   }

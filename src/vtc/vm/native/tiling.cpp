@@ -21,6 +21,7 @@ constexpr int64_t kBlockDepth = 1024;          // of k, that a product goes thro
 constexpr int64_t kConvolutionColumns = 128;
 constexpr int64_t kConvolutionTile = 6144;     // points
 constexpr int64_t kSmallMap = 128;             // output points
+constexpr size_t kFewParts = 4;
 constexpr int64_t kLongRow = 256;
 constexpr int64_t kShortRow = 12;              // a shorter row does not fill a vector
 constexpr int64_t kSplitPoints = 1 << 18;      // from where tasks share a reduction
@@ -166,8 +167,10 @@ void tile_convolution(const IrKernel& kernel, Shape& s, Tiling& t) {
   t.columns = divide_up(divide_up(n, panels), width) * width;
   if (t.columns > n) t.columns = n;
   panels = divide_up(n, t.columns);
-  // Of small maps all rows, so that a thread reads only the panels of its own columns.
-  bool small = m <= kSmallMap && divide_up(n, width) >= 4;
+  // Of small maps all rows, so that a thread reads only the panels of its own columns; but rows in
+  // many parts are to stay in the first cache for several panels.
+  bool small = m <= kSmallMap && divide_up(n, width) >= 4 &&
+               kernel.convolutions[anchor.constant].k.size() <= kFewParts;
   if (small) t.columns = std::min(n, width * (divide_up(n, width) >= 16 ? 2 : 1));
   if (small) panels = divide_up(n, t.columns);
   int64_t most = small ? m : std::max<int64_t>(kConvolutionTile / t.columns, 14);
