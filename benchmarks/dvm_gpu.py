@@ -1,6 +1,7 @@
 """The DVM on a CUDA device: bandwidth, operators over shapes, and what the host pays.
 
     python benchmarks/dvm_gpu.py bandwidth --json FILE
+    python benchmarks/dvm_gpu.py host --json FILE
 
 Needs a GPU. Every time is of the device, between two events around many calls, in turns with the
 peers; see benchmarks/README.md.
@@ -12,6 +13,7 @@ import functools
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,10 @@ import typer
 from torch.nn import functional
 
 import vtc
+from vtc.lowering.settings import Settings
+from vtc.program.module import Module
+from vtc.runtime import dvm_compile
+from vtc.vm.device import DeviceMachine
 
 ROWS, COLUMNS = 32768, 4096
 app = typer.Typer(add_completion=False)
@@ -129,6 +135,58 @@ def bandwidth(
         )
         sys.stderr.write(json.dumps(rows[-1]) + "\n")
         torch.cuda.empty_cache()
+    record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
+    if json_file is not None:
+        json_file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _module_of(own: Operator) -> Module:
+    """The operator's module, for every number of rows and columns."""
+    made: list[Module] = []
+
+    def keep(module: Module) -> DeviceMachine:
+        made.append(module)
+        return DeviceMachine(module, torch.device("cuda", 0))
+
+    settings = Settings("latency", vtc.Options(), engine="dvm")
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+        return dvm_compile.compile_graph(graph, list(inputs), settings, keep)
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        dvm_compile.dynamic(own.run, backend)(*arguments(own, 48, 96))
+    return made[0]
+
+
+@app.command()
+def host(json_file: Annotated[Path | None, typer.Option("--json")] = None) -> None:
+    """Microseconds on the host: a known program encoded for a new shape and launched."""
+    rows = []
+    for own in OPERATORS[1:]:
+        module = _module_of(own)
+        machine = DeviceMachine(module, torch.device("cuda", 0))
+        # Addresses that any of the shapes fits behind.
+        room = torch.zeros(1 << 22, device="cuda")
+        pointers = [0 if b.kind == "temporary" else room.data_ptr() for b in module.buffers]
+        encode, both = [], []
+        for n in range(300):
+            sizes = [64 + n + 8 * k for k in range(len(module.symbols))]
+            start = time.perf_counter_ns()
+            program = machine.encode(sizes)
+            middle = time.perf_counter_ns()
+            program.run(pointers, ())
+            both.append(time.perf_counter_ns() - start)
+            encode.append(middle - start)
+            torch.cuda.synchronize()
+        rows.append(
+            {
+                "operator": own.name,
+                "encode_us": statistics.median(encode) / 1000,
+                "encode_and_launch_us": statistics.median(both) / 1000,
+            }
+        )
+        sys.stderr.write(json.dumps(rows[-1]) + "\n")
     record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
     if json_file is not None:
         json_file.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,12 +1,15 @@
 """The device's interpreter, run on this machine (see `cuda_on_cpu`), against the meaning of
 generated programs; and what NVRTC makes of it."""
 
+import re
 from collections import Counter
 
 import pytest
 import torch
 
 from vm import conformance, cuda_on_cpu
+from vtc.errors import EngineUnavailableError
+from vtc.vm import device
 
 REFUSALS = {
     "the device has no products of its own",
@@ -45,3 +48,16 @@ def test_generated_programs_mean_the_same_on_the_device(on_device, first):
     assert outcome.mismatches == []
     assert set(outcome.refused) <= REFUSALS, Counter(outcome.refused)
     assert outcome.elements > 0
+
+
+@pytest.mark.slow
+def test_the_interpreter_compiles_without_a_gpu_and_hardly_spills():
+    try:
+        code, log = device.build("sm_90a", ("--ptxas-options=-v",))
+    except EngineUnavailableError:
+        pytest.skip("NVRTC is not installed")
+    assert code[:4] == b"\x7fELF"
+    (spilled,) = re.findall(r"vtc_run\n.*?(\d+) bytes spill stores", log)
+    assert int(spilled) <= 128
+    (registers,) = re.findall(r"Used (\d+) registers", log)
+    assert int(registers) <= 128  # two blocks of 256 threads a processor
