@@ -22,12 +22,13 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from vtc import errors
 from vtc.index import Size
-from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
+from vtc.lowering.dvm.plan import CPU, EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
 from vtc.program.module import Module
 from vtc.program.sizes import size_value
 from vtc.program.verify import verify
 from vtc.runtime.prepack import Operand, Watched
 from vtc.vm import machine
+from vtc.vm.device import DeviceMachine
 
 # Where an empty tensor is said to be; nothing is read or written there.
 NOWHERE = torch.empty(64, dtype=torch.uint8)
@@ -76,9 +77,12 @@ class Counters:
 counters = Counters()
 
 
-def native_machine() -> Callable[[Module], Machine]:
-    """The machine that runs modules. Raises EngineUnavailableError where it is not built."""
+def native_machine(device: torch.device = CPU) -> Callable[[Module], Machine]:
+    """The machine that runs modules on a device. Raises EngineUnavailableError where it is not
+    built."""
     machine.instruction_set()
+    if device.type == "cuda":
+        return functools.partial(DeviceMachine, device=device)
     return machine.Machine
 
 
@@ -258,6 +262,7 @@ class _Writer:
         self.names: dict[str, Any] = {
             "empty_strided": torch.empty_strided,
             "as_strided": torch.as_strided,
+            "device": plan.device,
             "math": math,  # these two in printed sizes
             "torch": torch,
         }
@@ -339,7 +344,9 @@ class _Writer:
     def _allocated(self, number: int, shape: str, stride: str) -> None:
         self.defined.add(number)
         self.names[f"dtype{number}"] = self.plan.spaces[number].dtype.torch_dtype
-        self.lines.append(f"t{number} = empty_strided({shape}, {stride}, dtype=dtype{number})")
+        self.lines.append(
+            f"t{number} = empty_strided({shape}, {stride}, dtype=dtype{number}, device=device)"
+        )
 
     def _eager(self, k: int, step: EagerStep) -> None:
         self.names[f"call{k}"] = step.target
@@ -457,5 +464,5 @@ def planned(
     same = (s == 1 or a == b for s, a, b in zip(shape, tensor.stride(), stride, strict=True))
     if tensor.dtype is dtype and (0 in shape or all(same)):
         return tensor
-    made = torch.empty_strided(shape, stride, dtype=dtype)
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=tensor.device)
     return made.copy_(tensor)

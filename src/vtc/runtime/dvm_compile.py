@@ -20,6 +20,7 @@ from torch._dynamo.variables.builder import VariableBuilder
 from vtc import errors
 from vtc.graph.capture import capture
 from vtc.graph.program import Program as Captured
+from vtc.graph.program import value_of
 from vtc.lowering.dvm import Packing, Plan, lower
 from vtc.lowering.dvm.hints import TooWide, exclude_empty
 from vtc.lowering.settings import Compiled, Settings
@@ -52,11 +53,10 @@ def compile_graph(
     What the DVM cannot run at all runs as eager PyTorch, with one warning that names the cause:
     this engine never compiles machine code.
     """
-    machine = machine or native_machine()
     try:
         refuse_gradients(graph_module, inputs)
         captured, plan, times = planned(graph_module, inputs, settings)
-        run = Program(plan, machine, graph_module.forward)
+        run = Program(plan, machine or native_machine(plan.device), graph_module.forward)
     except Unsuitable as finding:
         return finding.instead
     except TooWide:
@@ -89,8 +89,14 @@ def planned(
     if sharing([*inputs, *captured.constants], updated):
         raise errors.CaptureError("the graph", "arguments share storage, and one is updated")
     capture_s = time.perf_counter() - started
-    plan = lower(captured, packing(settings))
+    on_cpu = all(value.device.type == "cpu" for value in _tensors(captured))
+    plan = lower(captured, packing(settings) if on_cpu else None)
     return captured, plan, (capture_s, time.perf_counter() - started - capture_s)
+
+
+def _tensors(captured: Captured) -> list[torch.Tensor]:
+    values = map(value_of, captured.inputs)
+    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 def checked(run: Program, graph_module: fx.GraphModule, captured: Captured) -> Compiled:

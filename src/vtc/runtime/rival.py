@@ -61,6 +61,8 @@ def rival(graph_module: fx.GraphModule, inputs: Sequence[Any], settings: Setting
         return None
     if options.materialize or not all(_suits(a) for a in inputs):
         return None
+    if any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in inputs):
+        return None
     try:
         machine = native_machine()
         captured, plan, times = dvm_compile.planned(graph_module, inputs, settings)

@@ -30,6 +30,12 @@ def _require_native() -> None:
         raise EngineUnavailableError("dvm", f"its native module does not load ({_missing})")
 
 
+def native_module() -> Any:
+    """The module `vtc.vm._native`. Raises EngineUnavailableError where it is not built."""
+    _require_native()
+    return _native
+
+
 def instruction_set() -> str:
     """The instruction set that runs here: "avx512", "avx2" or "baseline".
 
@@ -127,20 +133,22 @@ class Encoded:
         """
         fault = self._run(pointers, params)
         if fault:
-            raise self._index_error(fault)
+            raise index_error(self._module, fault)
 
     def timed(self, pointers: Sequence[int], params: Sequence[float] = ()) -> dict[str, int]:
         """Runs the program, and gives the nanoseconds that one thread spent on each kernel."""
         names = [kernel.name for kernel in self._module.kernels()]
         return dict(zip(names, self._program.timed(pointers, params), strict=True))
 
-    def _index_error(self, fault: int) -> IndexError:
-        kernel = list(self._module.kernels())[(fault >> 32) - 1]
-        buffer = self._module.buffers[fault >> 8 & 0xFFFFFF].name
-        return IndexError(
-            f"kernel {kernel.name}: an index is out of bounds for a dimension of {buffer} "
-            f"(runtime term {fault & 0xFF})"
-        )
+
+def index_error(module: Module, fault: int) -> IndexError:
+    """What a fault says: kernel + 1 (32 bits), buffer (24), term (8)."""
+    kernel = list(module.kernels())[(fault >> 32) - 1]
+    buffer = module.buffers[fault >> 8 & 0xFFFFFF].name
+    return IndexError(
+        f"kernel {kernel.name}: an index is out of bounds for a dimension of {buffer} "
+        f"(runtime term {fault & 0xFF})"
+    )
 
 
 class Machine:

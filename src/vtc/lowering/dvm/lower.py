@@ -73,6 +73,7 @@ def _lowered(
         splits=frozenset(call.origin for call in own.splits),
         prepacked=prepacked,
         bounds=tuple(own.bounds),
+        device=own.device,
     )
 
 

@@ -165,12 +165,14 @@ class Unsupported(Exception):  # noqa: N818 - an answer of a rule, not a failure
 class Graph:
     """Makes nodes; equal ones once. `results` lists the nodes that calls and branches give.
 
-    What broadcasts a size that is a symbol raises TooWide.
+    What broadcasts a size that is a symbol raises TooWide. lacks: operators and reductions that
+    the machine at hand does not have: making one raises Unsupported.
     """
 
     interned: dict[Any, Node] = field(default_factory=dict)
     results: dict[Call | Conditional, tuple[Node, ...]] = field(default_factory=dict)
     hints: Hints = field(default_factory=Hints)
+    lacks: frozenset[str] = frozenset()
 
     def node(
         self,
@@ -180,6 +182,8 @@ class Graph:
         operands: tuple[Node, ...] = (),
         constant: Any = None,
     ) -> Node:
+        if op in self.lacks or (op == "reduce" and constant in self.lacks):
+            raise Unsupported(f"{op} on this device")
         key = (op, tuple(shape), dtype, tuple(map(id, operands)), constant_key(constant))
         found = self.interned.get(key)
         if found is None:

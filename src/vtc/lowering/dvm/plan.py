@@ -15,6 +15,8 @@ from vtc.index import Size
 from vtc.program.dtypes import DType
 from vtc.program.module import Module
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Space:
@@ -127,8 +129,9 @@ class Plan:
     """What a call does. `symbols` says where the size symbols of the inputs come from: the number
     of the input, and ("value", 0), ("size", d), ("stride", d) or ("offset", 0). outputs:
     TensorRefs, ScalarRefs, Sizes and constants. splits: eager operators that the program is meant
-    to be cut at, because the size of what they give depends on data. bounds: those of slices, each
-    computed as soon as its sizes are known.
+    to be cut at, because the size of what they give depends on data, or because a library runs them
+    best. bounds: those of slices, each computed as soon as its sizes are known. device: where all
+    tensors are.
     """
 
     inputs: int
@@ -140,6 +143,7 @@ class Plan:
     splits: frozenset[str] = frozenset()
     prepacked: tuple[Prepacked, ...] = ()
     bounds: tuple[SliceBounds, ...] = ()
+    device: torch.device = CPU
 
     @cached_property
     def unwritten(self) -> tuple[int, ...]:

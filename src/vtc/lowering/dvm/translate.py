@@ -45,7 +45,7 @@ from vtc.lowering.dvm.nodes import (
     Unsupported,
     Weak,
 )
-from vtc.lowering.dvm.plan import SliceBounds
+from vtc.lowering.dvm.plan import CPU, SliceBounds
 from vtc.lowering.dvm.rules import RULES, Lowering, dtype_of, shape_of
 from vtc.program.dtypes import DType
 
@@ -60,6 +60,17 @@ RULE_FILES = (
     rules_convolution,
     rules_pool,
 )
+
+# What the device's interpreter has no instructions for.
+_LACKS = frozenset({"matmul", "attention", "convolution", "scan", "argmax", "argmin"})
+# What libraries run best on a device, between programs.
+_LIBRARY = {
+    aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default,
+    aten.linear.default, aten.addmm.default, aten.baddbmm.default, aten.addbmm.default,
+    aten.addmv.default, aten.einsum.default, aten.scaled_dot_product_attention.default,
+    aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
+    aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding,
+}  # fmt: skip
 
 # Checks of Dynamo's, which hold by the guards of the captured graph.
 _CHECKS = {
@@ -100,6 +111,7 @@ class Translation:
     splits: set[Call] = field(default_factory=set)
     bounds: list[SliceBounds] = field(default_factory=list)
     rounded: bool = False
+    device: torch.device = CPU
 
     def value(self, argument: Any) -> Any:
         """An argument of a call: Nodes, Weaks, Sizes and constants."""
@@ -115,12 +127,13 @@ class Translation:
 
 def translate(program: Program, rounded: bool = False) -> Translation:
     """The whole program. Raises CaptureError for what the engine has no way to run, and TooWide."""
-    own = Translation(Graph(hints=Hints.of(program.inputs)), rounded=rounded)
+    device = _device(program)
+    lacks = _LACKS if device.type == "cuda" else frozenset[str]()
+    graph = Graph(hints=Hints.of(program.inputs), lacks=lacks)
+    own = Translation(graph, rounded=rounded, device=device)
     for number, node in enumerate(program.inputs):
         value = value_of(node)
         if isinstance(value, torch.Tensor):
-            if value.device.type != "cpu":
-                raise errors.CaptureError(node.name, f"the DVM does not run on {value.device}")
             dtype = _input_dtype(value)
             found = own.graph.node("input", shape_of(value), dtype, (), number)
             own.values[node], own.fakes[found] = found, value
@@ -132,6 +145,21 @@ def translate(program: Program, rounded: bool = False) -> Translation:
         if isinstance(found, Node):
             own.fakes.setdefault(found, value_of(node))
     return own
+
+
+def _device(program: Program) -> torch.device:
+    """The one device of all inputs. Raises CaptureError."""
+    tensors = [n for n in program.inputs if isinstance(value_of(n), torch.Tensor)]
+    found = {value_of(n).device: n for n in tensors}
+    made = {v.device for n in program.nodes if isinstance(v := value_of(n), torch.Tensor)}
+    devices = [*found, *(d for d in made if not found)]
+    for device in devices:
+        if device.type not in ("cpu", "cuda"):
+            raise errors.CaptureError(str(found.get(device)), f"the DVM does not run on {device}")
+    if len(devices) > 1:
+        node = list(found.values())[-1]
+        raise errors.CaptureError(node.name, "its inputs are on several devices")
+    return devices[0] if devices else CPU
 
 
 def _sized(value: Any) -> bool:
@@ -274,7 +302,7 @@ def _by_rule(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: An
     for leaf in value if isinstance(value, tuple | list) else (value,):
         if isinstance(leaf, torch.Tensor):
             dtype_of(leaf.dtype)
-            if leaf.device.type != "cpu" or leaf.layout is not torch.strided:
+            if leaf.device != own.device or leaf.layout is not torch.strided:
                 raise Unsupported(f"a result on {leaf.device}")
     rule = RULES.get(target)
     if rule is not None:
@@ -396,13 +424,13 @@ def _called(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any
     own.known |= {sympy_symbol(value, part, d) for _, part, d in symbols}
     call = Call(target, args, kwargs, value, str(target), tuple(symbols))
     own.calls.append(call)
-    if symbols:
+    if symbols or (own.device.type == "cuda" and target in _LIBRARY):
         own.splits.add(call)
     several = isinstance(value, tuple | list)
     parts: list[Any] = []
     for part, leaf in enumerate(value) if several else ((None, value),):
         if isinstance(leaf, torch.Tensor):
-            if DType.of(leaf.dtype) is None or leaf.device.type != "cpu":
+            if DType.of(leaf.dtype) is None or leaf.device != own.device:
                 raise errors.CaptureError(
                     str(target), f"the DVM has no {leaf.dtype} on {leaf.device}"
                 )
@@ -425,6 +453,8 @@ def sympy_symbol(value: Any, part: int | None, d: int) -> Size:
 
 def _conditional(own: Translation, node: fx.Node) -> Any:
     """`torch.cond` as two arms."""
+    if own.device.type != "cpu":
+        raise errors.CaptureError("cond", f"the DVM does not branch on {own.device}")
     predicate, first, second, operands = node.args
     condition = own.value(predicate)
     if not isinstance(condition, Node):

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "device_launch.h"
 #include "encode.h"
 #include "pages.h"
 #include "run.h"
@@ -75,6 +76,34 @@ std::unique_ptr<Program> from_words(nb::ndarray<const Word, nb::ndim<1>, nb::c_c
   return program;
 }
 
+// Launches a program that was encoded for a device, unless a kernel before it has found a fault,
+// which is then given.
+uint64_t launch(const Program& program, const vtc::DeviceInterpreter& interpreter,
+                const std::vector<uintptr_t>& pointers, const std::vector<double>& params,
+                uintptr_t arena, uintptr_t stream) {
+  check(program, pointers, params);
+  if (uint64_t fault = interpreter.take_fault()) return fault;
+  vtc::ProgramView view{program.words.data()};
+  std::vector<uintptr_t> at(pointers);
+  for (int b = 0; b < view.buffers(); ++b)
+    if (view.in_arena(b)) at[b] = arena + view.offset(b);
+  for (const vtc::DeviceKernel& kernel : program.launches)
+    interpreter.launch(kernel, at, params, arena, stream);
+  return 0;
+}
+
+// (words, numbers of buffers, tasks, bytes of shared memory) of each launch.
+nb::list launches(const Program& program) {
+  nb::list found;
+  for (const vtc::DeviceKernel& kernel : program.launches) {
+    Program block;
+    block.words = kernel.block;
+    found.append(nb::make_tuple(words_of(block), kernel.buffers, kernel.tasks,
+                                kernel.shared_bytes));
+  }
+  return found;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -85,6 +114,8 @@ NB_MODULE(_native, m) {
       std::rethrow_exception(p);
     } catch (const vtc::EncodeError& e) {
       PyErr_SetString(PyExc_NotImplementedError, e.what());
+    } catch (const vtc::DeviceError& e) {
+      PyErr_SetString(PyExc_RuntimeError, e.what());
     }
   });
   nb::class_<Program>(m, "Program")
@@ -107,6 +138,9 @@ NB_MODULE(_native, m) {
                      for (int b = 0; b < view.buffers(); ++b) used.push_back(view.extent(b) > 0);
                      return used;
                    })
+      .def_prop_ro("launches", &launches)
+      .def("launch", &launch, nb::arg("interpreter"), nb::arg("pointers"), nb::arg("params"),
+           nb::arg("arena"), nb::arg("stream"))
       .def("run", &run, nb::arg("pointers"), nb::arg("params"))
       .def("timed", &timed, nb::arg("pointers"), nb::arg("params"));
   nb::class_<vtc::Encoder>(m, "Encoder")
@@ -116,8 +150,18 @@ NB_MODULE(_native, m) {
            })
       .def(
           "encode",
-          [](const vtc::Encoder& e, const std::vector<int64_t>& sizes) { return e.encode(sizes); },
-          nb::arg("sizes"));
+          [](const vtc::Encoder& e, const std::vector<int64_t>& sizes, bool device) {
+            return e.encode(sizes, device);
+          },
+          nb::arg("sizes"), nb::arg("device") = false);
+  nb::class_<vtc::DeviceInterpreter>(m, "DeviceInterpreter")
+      .def(
+          "__init__",
+          [](vtc::DeviceInterpreter* self, nb::bytes cubin, int processors, uintptr_t fault) {
+            new (self) vtc::DeviceInterpreter(cubin.c_str(), processors, fault);
+          },
+          nb::arg("cubin"), nb::arg("processors"), nb::arg("fault"))
+      .def("take_fault", &vtc::DeviceInterpreter::take_fault);
   m.def("panel_width", [] { return vtc::table().gemm.panel; });
   m.def("pairs_bf16", [] { return vtc::table().gemm.multiply_pairs != nullptr; });
   m.def("instruction_set", [] { return std::string(vtc::table().name); });

@@ -93,7 +93,7 @@ void KernelWriter::analyse() {
     phases_ = std::max(phases_, phase_[v]);
   }
   // The lines of a fresh output are in the caches, where the system has just cleared them.
-  stream_ = bytes > kStreamBytes && !fresh;
+  stream_ = bytes > kStreamBytes && !fresh && !device_;
   bound_store_.assign(n, -1);
   for (size_t v = 0; v < n; ++v)
     if (k_->body[v].op == OP_STORE && may_bind(static_cast<int>(v)))
@@ -118,7 +118,7 @@ bool KernelWriter::may_bind(int v) const {
   int value = i.args[0];
   const IrInstr& made = k_->body[value];
   int type = module_.buffers[a.buffer].type;
-  if (stream_ || !a.terms.empty() || !a.masks.empty()) return false;
+  if (device_ || stream_ || !a.terms.empty() || !a.masks.empty()) return false;
   if (k_->uses[value] != 1 && (made.op < kFirstScalar || !read_before(value, v))) return false;
   bool writes = made.op >= kFirstScalar || made.op == OP_CONVOLUTION;
   if (!writes || type != made.type || !is_compute(type)) return false;

@@ -7,6 +7,7 @@
 
 #include "pages.h"
 #include "table.h"
+#include "tiling.h"
 
 namespace vtc {
 namespace {
@@ -113,9 +114,10 @@ class Pending {
 
 class Writer {
  public:
-  Writer(const IrModule& module, const std::vector<int64_t>& values, std::vector<Word>& out)
-      : module_(module), values_(values), out_(out), arena_(module, values),
-        pending_(module, arena_), kernels_(module, values, out) {
+  Writer(const IrModule& module, const std::vector<int64_t>& values, std::vector<Word>& out,
+         bool device)
+      : module_(module), values_(values), out_(out), device_(device), arena_(module, values),
+        pending_(module, arena_), kernels_(module, values, out, device) {
     kernels_.arena_bytes = arena_.bytes;
   }
 
@@ -183,7 +185,10 @@ class Writer {
     if (shape_.empty()) return;
     check_bounds(module_, values_, k, shape_);
     Tiling tiling;
-    choose_tiles(k, values_, shape_, tiling);
+    if (device_)
+      choose_device_tiles(k, shape_, tiling);
+    else
+      choose_tiles(k, values_, shape_, tiling);
     auto each = [&](auto visit) {
       for (const IrInstr& i : k.body)
         if (i.access >= 0 && i.op == OP_STORE) visit(k.accesses[i.access].buffer, true);
@@ -211,6 +216,7 @@ class Writer {
   const IrModule& module_;
   const std::vector<int64_t>& values_;
   std::vector<Word>& out_;
+  bool device_;
   Arena arena_;
   Pending pending_;
   KernelWriter kernels_;
@@ -221,14 +227,15 @@ class Writer {
 
 }  // namespace
 
-std::unique_ptr<Program> Encoder::encode(std::span<const int64_t> sizes) const {
+std::unique_ptr<Program> Encoder::encode(std::span<const int64_t> sizes, bool device) const {
   if (static_cast<int>(sizes.size()) != module_.symbols)
     throw std::invalid_argument("encode() needs one size a symbol of the module");
   thread_local std::vector<int64_t> values;
   module_.evaluate(sizes, values);
   auto program = std::make_unique<Program>();
   program->words.reserve(256);
-  Writer(module_, values, program->words).write();
+  Writer(module_, values, program->words, device).write();
+  if (device) program->launches = lower_device(program->words);
   for (const IrBuffer& b : module_.buffers) {
     int64_t extent = std::max<int64_t>(values[b.extent], 0);
     if (b.kind == 1 && static_cast<size_t>(extent * kItemsize[b.type]) >= kHugeBytes)

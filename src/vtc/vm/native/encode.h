@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "device.h"
 #include "module.h"
 #include "shape.h"
 #include "words.h"
@@ -16,8 +17,10 @@ namespace vtc {
 // reduction.
 class KernelWriter {
  public:
-  KernelWriter(const IrModule& module, const std::vector<int64_t>& values, std::vector<Word>& out)
-      : module_(module), values_(values), out_(out) {}
+  // device: for a device, whose registers cannot be kept in memory.
+  KernelWriter(const IrModule& module, const std::vector<int64_t>& values, std::vector<Word>& out,
+               bool device)
+      : module_(module), values_(values), out_(out), device_(device) {}
 
   void write(const IrKernel& kernel, const Shape& shape, const Tiling& tiling);
 
@@ -88,6 +91,7 @@ class KernelWriter {
   const IrModule& module_;
   const std::vector<int64_t>& values_;
   std::vector<Word>& out_;
+  bool device_;
   const IrKernel* k_ = nullptr;
   const Shape* s_ = nullptr;
   const Tiling* t_ = nullptr;
@@ -114,6 +118,7 @@ struct Program {
   std::vector<Word> words;
   std::vector<int64_t> extents;
   std::vector<int> fresh;  // large buffers that the program is the first to touch
+  std::vector<DeviceKernel> launches;  // where it was encoded for a device
 };
 
 class Encoder {
@@ -121,8 +126,8 @@ class Encoder {
   explicit Encoder(std::span<const int64_t> image) : module_(image) {}
 
   const IrModule& module() const { return module_; }
-  // Safe to call from several threads.
-  std::unique_ptr<Program> encode(std::span<const int64_t> sizes) const;
+  // Safe to call from several threads. device: for the interpreter on a GPU.
+  std::unique_ptr<Program> encode(std::span<const int64_t> sizes, bool device = false) const;
 
  private:
   IrModule module_;

@@ -6,6 +6,7 @@
 
 #include "shape.h"
 #include "table.h"
+#include "tiling.h"
 
 namespace vtc {
 namespace {
@@ -24,11 +25,9 @@ constexpr int64_t kSmallMap = 128;             // output points
 constexpr size_t kFewParts = 4;
 constexpr int64_t kLongRow = 256;
 constexpr int64_t kShortRow = 12;              // a shorter row does not fill a vector
-constexpr int64_t kSplitPoints = 1 << 18;      // from where tasks share a reduction
 constexpr int64_t kFewTasks = 8;
-constexpr int64_t kSplitTasks = 32;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr Sharing kSharing{.few_tasks = kFewTasks, .tasks = 32, .points = 1 << 18,
+                           .points_a_task = 16384};
 
 // A step of at most `most` that divides `size` into even parts, a multiple of 64 if it can be.
 int64_t even_step(int64_t size, int64_t most) {
@@ -55,12 +54,6 @@ int contiguous_dim(const Shape& s, int other_than) {
     if (votes > most) best = d, most = votes;
   }
   return best;
-}
-
-bool any_contiguous(const Shape& s, int d) {
-  for (const Access& a : s.accesses)
-    if (a.stride[d] == 1) return true;
-  return false;
 }
 
 // Are there rows that are contiguous in themselves, but not one behind the other?
@@ -201,23 +194,6 @@ void tile_attention(const IrKernel& kernel, const Shape& s, Tiling& t) {
   t.rows = t.row < 0 ? 1 : std::min<int64_t>(s.size[t.row], 64);
 }
 
-void choose_axes(const Shape& s, Tiling& t) {
-  t.column = contiguous_dim(s, -1);
-  if (t.column < 0) return;
-  // Rows of a few elements would leave vectors empty: fold them down columns of other rows.
-  if (s.is_reduced(t.column) && s.size[t.column] <= kShortRow) {
-    int wide = last_dim(s, t.column, false);
-    if (wide >= 0 && s.size[wide] >= 64) t.column = wide;
-  }
-  t.row = last_dim(s, t.column, true);
-  if (t.row < 0 && !s.is_reduced(t.column)) {
-    // A transposed access wants tiles that are wide both ways.
-    int other = contiguous_dim(s, t.column);
-    if (other >= 0 && any_contiguous(s, other)) t.row = other;
-  }
-  if (t.row < 0) t.row = last_dim(s, t.column, false);
-}
-
 void tile_plain(const IrKernel& kernel, const Shape& s, Tiling& t) {
   choose_axes(s, t);
   if (t.column < 0) return;
@@ -259,6 +235,29 @@ bool overwrites_itself(const IrKernel& kernel, const Shape& s) {
 
 }  // namespace
 
+bool any_contiguous(const Shape& s, int d) {
+  for (const Access& a : s.accesses)
+    if (a.stride[d] == 1) return true;
+  return false;
+}
+
+void choose_axes(const Shape& s, Tiling& t) {
+  t.column = contiguous_dim(s, -1);
+  if (t.column < 0) return;
+  // Rows of a few elements would leave vectors empty: fold them down columns of other rows.
+  if (s.is_reduced(t.column) && s.size[t.column] <= kShortRow) {
+    int wide = last_dim(s, t.column, false);
+    if (wide >= 0 && s.size[wide] >= 64) t.column = wide;
+  }
+  t.row = last_dim(s, t.column, true);
+  if (t.row < 0 && !s.is_reduced(t.column)) {
+    // A transposed access wants tiles that are wide both ways.
+    int other = contiguous_dim(s, t.column);
+    if (other >= 0 && any_contiguous(s, other)) t.row = other;
+  }
+  if (t.row < 0) t.row = last_dim(s, t.column, false);
+}
+
 void choose_tiles(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& s,
                   Tiling& t) {
   if (kernel.anchor < 0) {
@@ -270,6 +269,10 @@ void choose_tiles(const IrKernel& kernel, const std::vector<int64_t>& values, Sh
   } else {
     tile_attention(kernel, s, t);
   }
+  divide_tasks(kernel, s, t, kSharing);
+}
+
+void divide_tasks(const IrKernel& kernel, Shape& s, Tiling& t, const Sharing& sharing) {
   int64_t tasks = 1;
   bool scans = false;
   for (const IrInstr& i : kernel.body) scans |= i.op == OP_SCAN;
@@ -296,12 +299,12 @@ void choose_tiles(const IrKernel& kernel, const std::vector<int64_t>& values, Sh
   if (t.column >= 0 && t.step[t.column]) t.loops[t.loop_count++] = t.column;
   // Few tasks would leave threads idle while one folds a long dimension: let them share it. The
   // choice depends on the shape alone, so results do not depend on the number of threads.
-  if (tasks < kFewTasks && t.points >= kSplitPoints && t.loop_count && !scans && !whole) {
+  if (tasks < sharing.few_tasks && t.points >= sharing.points && t.loop_count && !scans && !whole) {
     int d = t.loops[0];
     for (int i = 1; i < t.loop_count; ++i)
       if (s.size[t.loops[i]] > s.size[d]) d = t.loops[i];
-    int64_t parts = std::min(kSplitTasks / tasks, divide_up(s.size[d], t.step[d]));
-    parts = std::min(parts, t.points / 16384);
+    int64_t parts = std::min(sharing.tasks / tasks, divide_up(s.size[d], t.step[d]));
+    parts = std::min(parts, t.points / sharing.points_a_task);
     if (parts > 1) {
       t.span[d] = divide_up(divide_up(s.size[d], parts), t.step[d]) * t.step[d];
       t.split = d;

@@ -1,0 +1,72 @@
+// What needs instructions of the device: conversions, asynchronous copies, memory accesses with a
+// cache hint. tests/vm/cuda_on_cpu has the same functions in plain C++.
+#pragma once
+
+#include <cstdint>
+
+namespace vtc {
+
+struct alignas(16) Vector {
+  uint32_t x, y, z, w;
+};
+
+__device__ __forceinline__ float from_bf16(uint32_t low_half) {
+  return __uint_as_float(low_half << 16);
+}
+
+__device__ __forceinline__ float from_f16(uint32_t low_half) {
+  float f;
+  asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }"
+      : "=f"(f)
+      : "r"(low_half));
+  return f;
+}
+
+// Two floats as halves: `low` in the low 16 bits.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  uint32_t d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+__device__ __forceinline__ Vector load_vector(const void* p) {
+  Vector v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_vector(void* p, Vector v) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+
+// 16 bytes from global to shared memory, of which those behind `bytes` become 0.
+__device__ __forceinline__ void copy_async(void* shared, const void* global, int bytes) {
+  uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `pending` groups of this thread's copies are under way.
+__device__ __forceinline__ void wait_copies(int pending) {
+  switch (pending) {
+    case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
+    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+  }
+}
+
+}  // namespace vtc

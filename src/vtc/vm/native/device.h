@@ -1,0 +1,28 @@
+// Programs in the form that the device's interpreter reads (see cuda/layout.h).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "words.h"
+
+namespace vtc {
+
+// One launch: its words, where addresses and params are still to be filled in.
+struct DeviceKernel {
+  std::vector<Word> block;
+  std::vector<int> buffers;  // of the program, one an address; -1: the arena
+  int64_t tasks = 0;
+  int shared_bytes = 0;
+  int64_t arena_offset = 0;  // of its words, where they are too many to come with a launch
+};
+
+// Groups of elements in a row of a tile. Where columns are folded, threads of a warp share a row, or
+// whole warps do.
+int64_t device_slots(int64_t columns, bool folded);
+
+// The launches of a program that was encoded with tiles for a device; the program's arena may grow.
+// Throws EncodeError for what the device has no instruction for.
+std::vector<DeviceKernel> lower_device(std::vector<Word>& program);
+
+}  // namespace vtc

@@ -1,0 +1,132 @@
+"""engine="dvm" on a CUDA device, against eager PyTorch and the meaning of generated programs."""
+
+import warnings
+
+import pytest
+import torch
+from torch.nn import functional
+
+import vtc
+from patterns.device_operators import POINTWISE, close, layer_norm, rms_add
+from vm import conformance
+from vtc.runtime import dvm
+from vtc.vm.device import DeviceMachine, interpreter
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    dvm.counters.reset()
+
+
+SHAPES = [(4, 16), (3, 333), (128, 1024), (1000, 4097), (7, 20001), (513, 8)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", POINTWISE)
+def test_an_operator_equals_eager_at_every_shape_without_another_capture(name, dtype):
+    function, count = POINTWISE[name]
+    compiled = vtc.compile(function, engine="dvm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", vtc.errors.FallbackWarning)
+        for shape in SHAPES:
+            args = [torch.randn(shape, device="cuda").to(dtype) for _ in range(count)]
+            # Eager PyTorch rounds after every operator; what it means is told in float32.
+            wide = [a.float() for a in args]
+            close(compiled(*args), function(*wide).to(compiled(*args).dtype), dtype)
+    assert dvm.counters.eager == 0
+    assert dvm.counters.captures <= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [64, 333, 4096, 5000, 8192, 20000])
+def test_norms_equal_eager(columns, dtype):
+    w, b = (torch.randn(columns, device="cuda").to(dtype) for _ in range(2))
+    for rows in (1, 5, 700):
+        x, y = (torch.randn(rows, columns, device="cuda").to(dtype) for _ in range(2))
+        got = vtc.compile(rms_add, engine="dvm")(x, y, w)
+        expected = rms_add(x.float(), y.float(), w.float())
+        for one, other in zip(got, expected, strict=True):
+            close(one, other.to(dtype), dtype)
+        got = vtc.compile(layer_norm, engine="dvm")(x, w, b)
+        close(got, layer_norm(x.float(), w.float(), b.float()).to(dtype), dtype)
+
+
+def test_an_embedding_is_looked_up_and_an_index_out_of_range_is_named():
+    table = torch.randn(100, 512, device="cuda")
+
+    def lookup(i):
+        return functional.embedding(i, table) * 2
+
+    compiled = vtc.compile(lookup, engine="dvm")
+    i = torch.randint(0, 100, (33,), device="cuda")
+    torch.testing.assert_close(compiled(i), lookup(i))
+    compiled(i.clone().fill_(100))
+    torch.cuda.synchronize()
+    with pytest.raises(IndexError, match="out of bounds"):
+        compiled(i)
+    torch.testing.assert_close(compiled(i), lookup(i))
+
+
+def test_products_run_by_the_library_between_programs_without_a_warning():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64), torch.nn.LayerNorm(64)
+    ).cuda()
+    compiled = vtc.compile(model, engine="dvm")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", vtc.errors.FallbackWarning)
+        for rows in (1, 7, 300):
+            x = torch.randn(rows, 64, device="cuda")
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+    assert dvm.counters.compilations == 0
+
+
+def test_attention_runs_by_the_library():
+    def block(q, k, v):
+        return functional.scaled_dot_product_attention(q * 0.5, k, v, is_causal=True) + q
+
+    compiled = vtc.compile(block, engine="dvm")
+    for length in (17, 128):
+        q, k, v = (torch.randn(2, 4, length, 64, device="cuda") for _ in range(3))
+        torch.testing.assert_close(compiled(q, k, v), block(q, k, v), rtol=1e-4, atol=1e-4)
+
+
+def device_run(encoded, memory, case):
+    """Runs on copies of the case's memory, guards included."""
+    held = [None if t is None else t.cuda() for t in memory.whole]
+    pointers = []
+    for whole, tensor, copy in zip(memory.whole, memory.tensors, held, strict=True):
+        if tensor is None:
+            pointers.append(0)
+            continue
+        offset = tensor.data_ptr() - whole.data_ptr()
+        pointers.append(copy.data_ptr() + offset)
+    encoded.run(pointers, list(case.params))
+    torch.cuda.synchronize()
+    fault = encoded_fault(encoded)
+    for whole, copy in zip(memory.whole, held, strict=True):
+        if whole is not None:
+            whole.copy_(copy)
+    if fault:
+        raise IndexError("fault")
+
+
+def encoded_fault(encoded):
+    return interpreter(encoded.device.index).native.take_fault()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_generated_programs_mean_the_same_on_the_device(monkeypatch, large):
+    monkeypatch.setitem(conformance._RUN, "device", device_run)
+
+    def make(module):
+        return DeviceMachine(module, torch.device("cuda", 0))
+
+    total = conformance.Outcome()
+    for seed in range(60 if large else 700):
+        total.add(conformance.check(seed, ("device",), large, make, may_refuse=True))
+    assert total.mismatches == []
+    assert total.elements > 0
