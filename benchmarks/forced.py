@@ -2,10 +2,11 @@
 
     python benchmarks/forced.py [--device cuda]
 
-Of each of the blocks of `search.py`, four plans are timed in turns: nothing virtual; what the
-search chooses by its measurements; and two that are forced, as many edges as are legal together,
-those that store first and those that load first. Writes results/forced.json: microseconds of each,
-how many edges each has, and what the search measured both forced plans to cost.
+Of each of the blocks of `search.py`, four plans are timed whole, in turns on a CPU and as replays of
+CUDA graphs on a GPU: nothing virtual; what the search chooses by its measurements; and two that are
+forced, as many edges as are legal together, those that store first and those that load first.
+Writes results/forced.json: microseconds of each, how many edges each has, and what it costs by the
+search's measurements.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ def measure(build: Callable[[], Block], device: str) -> dict[str, Any]:
         steps = implemented(schedule.steps, program, freeze=False)
         calls.append(Executable(schedule, steps, len(inputs), program.constants))
     with torch.no_grad():
-        times = timing.interleaved(calls, inputs, [i for i, _ in program.updates])
+        if device.startswith("cuda"):  # launched one by one, the host would be what is timed
+            times = [timing.replayed(call, [inputs]) for call in calls]
+        else:
+            times = timing.interleaved(calls, inputs, [i for i, _ in program.updates])
     row: dict[str, Any] = {"block": build.__name__}
     for (name, strategy), time in zip(plans.items(), times, strict=True):
         row[name] = {
