@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -44,3 +44,15 @@ def native(
         assert bool((whole[:guard] == 1).all())
         assert bool((whole[len(whole) - guard :] == 1).all())
     return [whole[guard : len(whole) - guard].clone() for whole in held]
+
+
+def with_threads(run: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    """What `run` gives with one, two and three threads."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(run())
+    finally:
+        torch.set_num_threads(before)
+    return found

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d
 
 from program.building import Kernel, buffer, module
-from vm.running import encoded, native
+from vm.running import encoded, native, with_threads
 from vtc.program.dtypes import DType
 from vtc.program.evaluate import evaluate
 from vtc.program.module import Module
@@ -152,13 +152,7 @@ def test_a_convolution_in_slices(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_do_not_depend_on_the_number_of_threads(case: Case) -> None:
     made, given = convolution(case), operands(case)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(native(made, given)[0])
-    finally:
-        torch.set_num_threads(before)
+    results = with_threads(lambda: native(made, given)[0])
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 

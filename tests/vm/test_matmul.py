@@ -5,7 +5,7 @@ import sympy
 import torch
 
 from program.building import Kernel, buffer, module
-from vm.running import native
+from vm.running import native, with_threads
 from vtc.program.dtypes import DType
 from vtc.program.tile import Access, Attention, Term
 
@@ -43,6 +43,28 @@ def test_products_with_an_epilogue(sizes, transposed, dtype):
     expected = (x.double() @ w.double() + b.double()).relu()
     rtol, atol = {DType.BF16: (8e-3, 1e-2), DType.F16: (1e-3, 2e-3)}.get(dtype, (1e-5, 1e-4))
     torch.testing.assert_close(found.view(m, n).double(), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("sizes", [(1, 900, 150), (4, 257, 133), (7, 4100, 9), (61, 300, 210)])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_long_products_do_not_depend_on_the_number_of_threads(sizes, transposed, dtype):
+    m, k, n = sizes
+    x, w, b = (torch.randn(s).to(dtype.torch_dtype) for s in ((m, k), (k, n), (n,)))
+    given = w.t().contiguous() if transposed else w
+    made = product(transposed, dtype)
+    first, *others = with_threads(lambda: native(made, [x, given, b], m, k, n)[0])
+    assert all(torch.equal(first, other) for other in others)
+    expected = (x.double() @ w.double() + b.double()).relu()
+    rtol, atol = (1e-2, 0.1) if dtype is DType.BF16 else (1e-5, 1e-3)
+    torch.testing.assert_close(first.view(m, n).double(), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("s", [1, 70])
+def test_attention_does_not_depend_on_the_number_of_threads(s):
+    q, k, v = torch.randn(5, 4, s, 32), torch.randn(5, 300, 32), torch.randn(5, 300, 32)
+    first, *others = with_threads(lambda: attended(q, k, v))
+    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("m", [2, 20])
