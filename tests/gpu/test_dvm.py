@@ -94,6 +94,12 @@ def test_attention_runs_by_the_library():
         torch.testing.assert_close(compiled(q, k, v), block(q, k, v), rtol=1e-4, atol=1e-4)
 
 
+def test_a_program_of_a_device_is_not_saved(tmp_path):
+    exported = vtc.export(torch.nn.GELU(), (torch.randn(8, 8, device="cuda"),), engine="dvm")
+    with pytest.raises(vtc.errors.SaveError, match="it runs on cuda"):
+        vtc.save(exported, tmp_path / "model.vtc")
+
+
 def device_run(encoded, memory, case):
     """Runs on copies of the case's memory, guards included."""
     held = [None if t is None else t.cuda() for t in memory.whole]

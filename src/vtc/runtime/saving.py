@@ -72,6 +72,8 @@ class _Saver:
             raise self.fail(f"{name} runs as eager PyTorch in it")
         if plan.symbols:
             raise self.fail("its sizes are symbols")
+        if plan.device.type != "cpu":
+            raise self.fail(f"it runs on {plan.device}")
         steps = [self.step(k, s) for k, s in enumerate(plan.steps) if isinstance(s, ModuleStep)]
         outputs = [self.output(o) for o in plan.outputs]
         needed = {n for s in steps for kind, n in s["buffers"] if kind == "input"}
