@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass
 class Outcome:
-    """Sums over seeds; `seconds` of the processes together."""
+    """Sums over seeds; `seconds` of the processes together. `left` need another process."""
 
     seeds: int = 0
     symbolic: int = 0
@@ -48,6 +48,7 @@ class Outcome:
     kinds: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
 
     @property
     def graphs(self) -> int:
@@ -129,7 +130,7 @@ def timed(seconds: int) -> Iterator[None]:
 def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
     torch.set_num_threads(1)
     outcome, started = Outcome(), time.perf_counter()
-    for seed in seeds:
+    for k, seed in enumerate(seeds):
         case = task.case(seed)
         outcome.seeds += 1
         outcome.symbolic += case.symbolic
@@ -138,6 +139,10 @@ def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
         found = finding(task, case, outcome.notes)
         if found is not None:
             outcome.findings.append(found)
+            if task.device != "cpu" and "CUDA" in found.what:
+                # After such an error nothing else runs on the device in this process.
+                outcome.left = list(seeds[k + 1 :])
+                break
     torch._dynamo.reset()
     outcome.seconds = time.perf_counter() - started
     return outcome
@@ -150,7 +155,7 @@ def run_all(
 
     A seed that ends its process is a finding.
     """
-    size = CHUNK[task.engine]
+    size = CHUNK[task.engine] if task.device == "cpu" else 20
     chunks = [list(seeds[k : k + size]) for k in range(0, len(seeds), size)]
     order, found = deque(chunk[0] for chunk in chunks), dict[int, Outcome]()
     for first, outcome in _run_chunks(task, deque(chunks), jobs, until):
@@ -163,20 +168,26 @@ def _run_chunks(
     task: Task, chunks: deque[list[int]], jobs: int, until: float
 ) -> Iterator[tuple[int, Outcome]]:
     """The first seed and the outcome of each chunk, as they come."""
+    tasks = CHUNKS_OF_A_PROCESS if task.device == "cpu" else 1
     while chunks and time.monotonic() < until:
         waiting: dict[Future[Outcome], list[int]] = {}
+        known: dict[int, Outcome] = {}
         try:
-            with ProcessPoolExecutor(
-                jobs, get_context("spawn"), max_tasks_per_child=CHUNKS_OF_A_PROCESS
-            ) as pool:
+            with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=tasks) as pool:
                 while waiting or (chunks and time.monotonic() < until):
                     while chunks and len(waiting) < jobs and time.monotonic() < until:
                         chunk = chunks.popleft()
                         waiting[pool.submit(run_seeds, task, chunk)] = chunk
                     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                     for future in done:
-                        yield waiting[future][0], future.result()
-                        del waiting[future]
+                        outcome = future.result()
+                        chunk = waiting.pop(future)
+                        known.setdefault(chunk[0], Outcome()).add(outcome)
+                        if outcome.left:
+                            rest = pool.submit(run_seeds, task, outcome.left)
+                            waiting[rest] = chunk
+                        else:
+                            yield chunk[0], known.pop(chunk[0])
         except BrokenProcessPool:
             for chunk in waiting.values():
                 yield chunk[0], _one_by_one(task, chunk)

@@ -494,7 +494,7 @@ class Fusion:
         shown = self.viewed.get(node)
         if shown is not None:
             self.ensure(shown.base)
-            home = self.homes[shown.base]
+            home = self.also.get(shown.base) or self.homes[shown.base]
             offset = sizes.add(home.offset, shown.offset)
             return TensorRef(home.buffer, (shown.shape, shown.stride, offset))
         reference = self.view(node)
