@@ -186,6 +186,36 @@ def test_a_division_of_integers_by_zero_is_an_error(
         compiled(x, torch.tensor([1, 0, 2]))
 
 
+def test_groups_of_any_number_of_channels_run_as_eager_pytorch() -> None:
+    def f(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv1d(x, weight, None, groups=4) * 2
+
+    check(f, (r(5, 8, 6), r(16, 2, 3)), (r(5, 8, 7), r(8, 2, 3)), eager=["aten.conv1d.default"])
+
+
+def test_an_index_into_a_part_counts_from_the_end_of_the_part() -> None:
+    def narrowed(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return x.narrow(1, 0, 2)[i, j]
+
+    def behind(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return x[2:][i].index_select(1, j)
+
+    def split(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.cat([part[i, j] for part in x.split([3, 2], 0)])
+
+    x, i, j = r(5, 4, 3), torch.tensor([-2, 0, -1, 1]), torch.tensor([1, 0, 0, 1])
+    for fn in (narrowed, behind, split):
+        compiled = check(fn, (x, i, j))
+        with pytest.raises(IndexError):
+            compiled(x, torch.tensor([-2, 0, -6, 1]), j)
+        with pytest.raises(IndexError):
+            compiled(x, i, torch.tensor([1, 0, 4, 1]))
+    compiled = check(narrowed, (x, i, j))
+    for wrong in (2, -3):
+        with pytest.raises(IndexError):
+            compiled(x, i, torch.tensor([1, wrong, 0, 1]))
+
+
 def test_an_update_in_place_keeps_strides() -> None:
     def f(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
         z = (x + 1).transpose(0, 1) * 2
