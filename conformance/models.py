@@ -6,14 +6,16 @@
 
 Each model has random weights and a reduced size, and is compiled on inputs other than those that it
 is judged on. A result is right if it is as far from float64 as eager PyTorch's is, as
-`torch._dynamo.utils.same` measures it. Verdicts go to `--state` one by one; a run that is stopped,
-by `--seconds` or otherwise, goes on from there.
+`torch._dynamo.utils.same` measures it. Verdicts go to the folder `--state` one by one; a run that
+is stopped, by `--seconds` or otherwise, goes on from there.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
+import importlib.util
 import json
 import os
 import time
@@ -31,6 +33,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import vtc.compiler
+from journal import Journal, part, spread
 from model_zoo import Model, build, models
 from vtc.errors import FallbackWarning
 from vtc.options import Options
@@ -38,6 +41,7 @@ from vtc.runtime import dvm_compile
 from vtc.virtual.record import GraphReport
 
 TOLERANCE = 1e-4
+LIBRARIES = ("torch", "transformers", "timm", "torchvision")
 QUICK = {"cost": "static", "verify": False}
 
 
@@ -65,37 +69,63 @@ class Verdict:
 def main(
     engine: Annotated[str, typer.Option(help="dvm or inductor.")] = "dvm",
     filter: Annotated[str, typer.Option(help="Only models with this in their name.")] = "",
-    shard: Annotated[str, typer.Option(help="k/n: every n-th model from the k-th on.")] = "0/1",
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
     seconds: Annotated[float, typer.Option(help="Begin no model after this long.")] = 0,
-    state: Annotated[Path, typer.Option(help="Where verdicts are kept.")] = Path("models.jsonl"),
+    state: Annotated[Path, typer.Option(help="The folder of verdicts.")] = Path("models"),
+    again: Annotated[
+        bool, typer.Option("--again", help="Judge once more what was not right or fell back.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--json", help="Write the score.")] = None,
+    share: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Run models and print a score."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    part, parts = map(int, shard.split("/"))
-    until = time.monotonic() + seconds if seconds else float("inf")
-    known = {v.model for v in read(state)}
-    chosen = [m for m in models().values() if filter in m.name][part::parts]
-    for model in chosen:
-        if time.monotonic() > until:
-            break
-        if model.name not in known:
-            verdict = judge(model, engine)
-            with state.open("a") as file:
-                file.write(json.dumps(asdict(verdict)) + "\n")
-            print(line(verdict), flush=True)
-    verdicts = read(state)
+    if share:
+        until = time.monotonic() + seconds if seconds else float("inf")
+        chosen = [m for m in models().values() if filter in m.name]
+        work(part(chosen, share), Journal(state, share), engine, until)
+        return
+    if again:
+        Journal(state).forget(
+            lambda row: row.get("status", "right") != "right" or bool(row.get("fallbacks"))
+        )
+    spread(state, jobs, seconds, crash)
+    verdicts, versions = read(Journal(state))
     print(dict(Counter(v.status for v in verdicts)))
     if output is not None:
-        output.write_text(text(verdicts, engine))
+        output.write_text(text(verdicts, engine, versions))
 
 
-def read(state: Path) -> list[Verdict]:
-    found = {}
-    for row in map(json.loads, state.read_text().splitlines() if state.exists() else []):
-        row["fallbacks"] = tuple(row["fallbacks"])
-        found[row["model"]] = Verdict(**row)
-    return list(found.values())
+def work(chosen: Sequence[Model], journal: Journal, engine: str, until: float) -> None:
+    """Verdicts of the models that have none yet."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    known = {v.model for v in read(journal)[0]}
+    there = [name for name in LIBRARIES if importlib.util.find_spec(name)]
+    journal.append({name: importlib.import_module(name).__version__ for name in there})
+    for model in chosen:
+        if model.name in known:
+            continue
+        if time.monotonic() > until:
+            return
+        journal.append({"begun": model.name})
+        verdict = judge(model, engine)
+        journal.append(asdict(verdict))
+        print(line(verdict), flush=True)
+
+
+def crash(begun: Any, code: int) -> dict[str, Any]:
+    return asdict(Verdict(begun, "wrong", f"the process ended with {code}"))
+
+
+def read(journal: Journal) -> tuple[list[Verdict], dict[str, str]]:
+    """Verdicts, and the versions of PyTorch and the libraries."""
+    found, versions = {}, dict[str, str]()
+    for row in journal.rows():
+        if "torch" in row:
+            versions = row
+        elif "begun" not in row:
+            row["fallbacks"] = tuple(row["fallbacks"])
+            found[row["model"]] = Verdict(**row)
+    return list(found.values()), versions
 
 
 # One model.
@@ -212,17 +242,14 @@ def line(verdict: Verdict) -> str:
     return f"{verdict.model}: {verdict.status}, {moved}, {verdict.compile_s} s {more}"
 
 
-def text(verdicts: Sequence[Verdict], engine: str) -> str:
+def text(verdicts: Sequence[Verdict], engine: str, versions: dict[str, str]) -> str:
     """JSON with one line for each model."""
     counts = Counter(v.status for v in verdicts)
     judged = [v for v in verdicts if v.status != "skipped"]
     head = {
         "suite": "models",
         "engine": engine,
-        "versions": {
-            name: __import__(name).__version__
-            for name in ("torch", "transformers", "timm", "torchvision")
-        },
+        "versions": versions,
         "models": len(judged),
         **counts,
         "without_fallback": sum(v.status == "right" and not v.fallbacks for v in judged),

@@ -28,7 +28,7 @@ from vtc.graph.onnx.tensors import read_tensor
 from vtc.graph.program import Program
 from vtc.index import IndexMap
 
-Engine = Literal["eager", "maps", "vtc"]
+Engine = Literal["eager", "maps", "vtc", "dvm"]
 Status = Literal["passed", "failed", "unsupported"]
 
 MOVEMENT = (
@@ -85,6 +85,7 @@ class Verdict:
     """What became of a case; `reason` is empty for one that passed.
 
     movements: the operators of the movement table that the captured graph has ("maps" only).
+    fallbacks: what ran as eager PyTorch ("dvm" only; with "vtc" such a case fails).
     """
 
     case: str
@@ -92,6 +93,7 @@ class Verdict:
     status: Status
     reason: str = ""
     movements: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -125,7 +127,7 @@ def judge(case: Case, engine: Engine) -> Verdict:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return verdict("passed", movements=RUN[engine](case))
+            return verdict("passed", **RUN[engine](case))
     except UnsupportedOnnxError as error:
         return verdict("unsupported", error.reason)
     except Mismatch as error:
@@ -143,14 +145,18 @@ class Mismatch(Exception):  # noqa: N818 - a verdict, no error
 # The engines.
 
 
-def run_eager(case: Case) -> tuple[str, ...]:
+Ran = dict[str, tuple[str, ...]]
+"""Fields of a verdict."""
+
+
+def run_eager(case: Case) -> Ran:
     module = load(case.model)
     results = module(*[as_value(x) for x in case.inputs])
     compare(case, results)
-    return ()
+    return {}
 
 
-def run_maps(case: Case) -> tuple[str, ...]:
+def run_maps(case: Case) -> Ran:
     """The captured graph must be movement from input to output, and its maps give the outputs."""
     module, args = with_known_inputs(case)
     torch._dynamo.reset()
@@ -170,10 +176,10 @@ def run_maps(case: Case) -> tuple[str, ...]:
     compare(case, results, exact=True)
     if len(found) > 1:
         raise Mismatch(f"Dynamo made {len(found)} graphs of it")
-    return tuple(name for program, _ in found for name in path_of(program))
+    return {"movements": tuple(name for program, _ in found for name in path_of(program))}
 
 
-def run_vtc(case: Case) -> tuple[str, ...]:
+def run_vtc(case: Case) -> Ran:
     module, args = with_known_inputs(case) if case.moves else (load(case.model), values_of(case))
     torch._dynamo.reset()
     options = {"cost": "static", "verify": False}
@@ -181,10 +187,23 @@ def run_vtc(case: Case) -> tuple[str, ...]:
     with no_fallback():
         results = compiled(*args)
     compare(case, results, exact=case.moves)
-    return ()
+    return {}
 
 
-RUN = {"eager": run_eager, "maps": run_maps, "vtc": run_vtc}
+def run_dvm(case: Case) -> Ran:
+    module, args = with_known_inputs(case) if case.moves else (load(case.model), values_of(case))
+    torch._dynamo.reset()
+    compiled = vtc.compile(module, engine="dvm")
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        results = compiled(*args)
+    compare(case, results, exact=case.moves)
+    messages = [w.message for w in given]
+    names = [str(m.what) for m in messages if isinstance(m, FallbackWarning)]
+    return {"fallbacks": tuple(dict.fromkeys(names))}
+
+
+RUN = {"eager": run_eager, "maps": run_maps, "vtc": run_vtc, "dvm": run_dvm}
 
 
 @contextlib.contextmanager

@@ -9,9 +9,10 @@
     python conformance/opinfo.py --variant view        views that operators return, updated
     python conformance/opinfo.py --variant base        what they are views of, updated
 
-Needs the package expecttest, which PyTorch's testing modules import. Samples run in a process of
-their own, so that a crash is a verdict. Verdicts go to `--state` one by one; a run that is stopped,
-by `--seconds` or otherwise, goes on from there. `--json` writes the score of what is done.
+Needs the package expecttest, which PyTorch's testing modules import. Samples run in processes of
+their own, so that a crash is a verdict. Verdicts go to the folder `--state` one by one; a run that
+is stopped, by `--seconds` or otherwise, goes on from there. `--json` writes the score of what is
+done.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +31,7 @@ import torch
 import typer
 from torch.utils import _pytree as pytree
 
+from journal import Journal, part, spread
 from opinfo_cases import DTYPES, RIGHT, Engine, Variant, Verdict, operators, samples, verdict_of
 
 Task = tuple[str, str]
@@ -42,25 +42,30 @@ def main(
     variant: Annotated[str, typer.Option(help="function, inplace, view or base.")] = "function",
     filter: Annotated[str, typer.Option(help="Only operators that this pattern is found in.")] = "",
     each: Annotated[int, typer.Option(help="Samples an operator and dtype; 0: all.")] = 0,
-    shard: Annotated[str, typer.Option(help="k/n: every n-th operator from the k-th on.")] = "0/1",
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
     seconds: Annotated[float, typer.Option(help="Stop after this long; 0 is never.")] = 0,
-    state: Annotated[Path, typer.Option(help="Where verdicts are kept.")] = Path("opinfo.jsonl"),
+    state: Annotated[Path, typer.Option(help="The folder of verdicts.")] = Path("opinfo"),
+    again: Annotated[
+        bool, typer.Option("--again", help="Judge once more what was not right or not compiled.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--json", help="Write the score.")] = None,
-    worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+    share: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Run samples and print a score."""
     each = each or (1 if engine in ("dvm-full", "inductor") else 0)
-    part, parts = map(int, shard.split("/"))
-    chosen = [(n, d) for n, d in tasks(variant) if re.search(filter, n)][part::parts]
-    until = time.monotonic() + seconds if seconds else float("inf")
-    if worker:
-        work(chosen, state, engine, variant, each, until)  # type: ignore[arg-type]
+    if share:
+        chosen = part([(n, d) for n, d in tasks(variant) if re.search(filter, n)], share)
+        until = time.monotonic() + seconds if seconds else float("inf")
+        work(chosen, Journal(state, share), engine, variant, each, until)  # type: ignore[arg-type]
         return
-    supervise(state, until)
-    verdicts = read(state)[0]
-    print(summary(verdicts))
+    if again:
+        forget(Journal(state))
+    # Freed memory is overwritten, so that a read of it shows.
+    spread(state, jobs, seconds, crash, {"MALLOC_PERTURB_": "165"})
+    found = read(Journal(state))
+    print(summary(found.verdicts))
     if output is not None:
-        output.write_text(text(score(verdicts, engine, variant, each)))
+        output.write_text(text(score(found, engine, variant, each)))
 
 
 def tasks(variant: str) -> Iterator[Task]:
@@ -72,30 +77,69 @@ def tasks(variant: str) -> Iterator[Task]:
                 yield name, dtype
 
 
-# A process that works, and one that watches over it.
+# Verdicts.
 
 
-def supervise(state: Path, until: float) -> None:
-    """Runs workers until everything is done, or time is up; what kills one is a verdict."""
-    command = [sys.executable, *sys.argv, "--worker"]
-    environment = {**os.environ, "MALLOC_PERTURB_": "165"}
-    while time.monotonic() < until:
-        code = subprocess.run(command, env=environment, check=False).returncode
-        begun = read(state)[2]
-        if code == 0 or begun is None:
-            return
-        append(state, asdict(Verdict(*begun, "crash", f"the process ended with {code}")))
+@dataclass(frozen=True)
+class Found:
+    """Verdicts, operators and dtypes of which there are all, and releases of PyTorch."""
+
+    verdicts: list[Verdict]
+    complete: set[Task]
+    versions: list[str]
+
+
+def read(journal: Journal) -> Found:
+    verdicts: dict[tuple[str, str, int], Verdict] = {}
+    complete: set[Task] = set()
+    versions: set[str] = set()
+    for row in journal.rows():
+        if "torch" in row:
+            versions.add(row["torch"])
+        elif "complete" in row:
+            complete.add(tuple(row["complete"]))
+        elif "begun" not in row:
+            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+            made = Verdict(**fields)
+            verdicts[made.operator, made.dtype, made.sample] = made
+    return Found(list(verdicts.values()), complete, sorted(versions))
+
+
+def crash(begun: Any, code: int) -> dict[str, Any]:
+    return asdict(Verdict(*begun, "crash", f"the process ended with {code}"))
+
+
+def forget(journal: Journal) -> None:
+    """Verdicts other than "compiled", "split" and "skipped"."""
+    open_ = {
+        (v.operator, v.dtype)
+        for v in read(journal).verdicts
+        if v.status not in ("compiled", "split", "skipped")
+    }
+
+    def gone(row: dict[str, Any]) -> bool:
+        if "complete" in row:
+            return tuple(row["complete"]) in open_
+        return row.get("status", "skipped") not in ("compiled", "split", "skipped")
+
+    journal.forget(gone)
 
 
 def work(
-    chosen: Sequence[Task], state: Path, engine: Engine, variant: Variant, each: int, until: float
+    chosen: Sequence[Task],
+    journal: Journal,
+    engine: Engine,
+    variant: Variant,
+    each: int,
+    until: float,
 ) -> None:
     """Verdicts of the samples that have none yet."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    verdicts, complete, _ = read(state)
-    known = {(v.operator, v.dtype, v.sample) for v in verdicts}
+    found = read(journal)
+    known = {(v.operator, v.dtype, v.sample) for v in found.verdicts}
+    journal.append({"torch": torch.__version__})
     for name, dtype in chosen:
-        if (name, dtype) in complete:
+        if (name, dtype) in found.complete:
             continue
         op = operators()[name]
         for number, sample in chosen_samples(op, dtype, each):
@@ -103,9 +147,9 @@ def work(
                 continue
             if time.monotonic() > until:
                 return
-            append(state, {"begun": [name, dtype, number]})
-            append(state, asdict(verdict_of(op, dtype, number, sample, engine, variant)))
-        append(state, {"complete": [name, dtype]})
+            journal.append({"begun": [name, dtype, number]})
+            journal.append(asdict(verdict_of(op, dtype, number, sample, engine, variant)))
+        journal.append({"complete": [name, dtype]})
 
 
 def chosen_samples(op: Any, dtype: str, each: int) -> Iterator[tuple[int, Any]]:
@@ -128,30 +172,6 @@ def elements(sample: Any) -> int:
     return sum(counts) if all(counts) and sum(counts) < 100_000 else 0
 
 
-def append(state: Path, row: dict[str, Any]) -> None:
-    with state.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def read(state: Path) -> tuple[list[Verdict], set[Task], tuple[str, str, int] | None]:
-    """Verdicts; operators and dtypes that are complete; a sample that was begun and not judged."""
-    verdicts: dict[tuple[str, str, int], Verdict] = {}
-    complete: set[Task] = set()
-    begun: tuple[str, str, int] | None = None
-    for line in state.read_text().splitlines() if state.exists() else []:
-        row = json.loads(line)
-        if "begun" in row:
-            begun = tuple(row["begun"])
-        elif "complete" in row:
-            complete.add(tuple(row["complete"]))
-        else:
-            row = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
-            made = Verdict(**row)
-            verdicts[made.operator, made.dtype, made.sample] = made
-            begun = None
-    return list(verdicts.values()), complete, begun
-
-
 # The score.
 
 
@@ -172,7 +192,8 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def score(verdicts: Sequence[Verdict], engine: str, variant: str, each: int) -> dict[str, Any]:
+def score(found: Found, engine: str, variant: str, each: int) -> dict[str, Any]:
+    verdicts = found.verdicts
     judged = [v for v in verdicts if v.status != "skipped"]
     statuses = Counter(v.status for v in judged)
     compiled = statuses["compiled"] + statuses["split"]
@@ -186,7 +207,7 @@ def score(verdicts: Sequence[Verdict], engine: str, variant: str, each: int) -> 
         "engine": engine,
         "variant": variant,
         "samples_of_an_operator_and_dtype": f"at most {each}" if each else "all",
-        "versions": {"torch": torch.__version__},
+        "versions": {"torch": ", ".join(found.versions)},
         "samples": len(judged),
         "skipped": len(verdicts) - len(judged),
         **{status: statuses[status] for status in (*RIGHT, "refused", "wrong", "crash")},

@@ -14,6 +14,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import getitem
 from typing import Any, Literal
 
 import torch
@@ -100,12 +101,12 @@ def samples(op: OpInfo, dtype: torch.dtype) -> Iterator[Any]:
 
 @dataclass
 class Call:
-    """One call: a function of tensors alone, and those tensors."""
+    """One call: a function of tensors alone, those tensors, and how many results it gives."""
 
     run: Callable[..., tuple[Any, ...]]
     tensors: list[Tensor]
     precise: Callable[[], Any]
-    values: str = ""
+    results: int = 0
 
 
 def function_of(op: OpInfo, variant: Variant) -> Callable[..., Any]:
@@ -199,7 +200,8 @@ def by_graph(call: Call, symbolic: bool) -> Compiled:
 def _by_graph(call: Call, settings: Settings, inputs: Sequence[Any]) -> Compiled:
     graph = fx.Graph()
     nodes = tuple(graph.placeholder(f"a{k}") for k in range(len(inputs)))
-    graph.output(graph.call_function(call.run, nodes))
+    made = graph.call_function(call.run, nodes)
+    graph.output(tuple(graph.call_function(getitem, (made, k)) for k in range(call.results)))
     module = fx.GraphModule(torch.nn.Module(), graph)
     run = dvm_compile.compile_graph(module, inputs, settings)
     assert settings.records is not None
@@ -241,6 +243,7 @@ def verdict_of(
     call = call_of(op, sample, variant)
     try:
         want = observed(call.run, call.tensors)
+        call.results = len(want.results)
     except Exception as error:
         return made("skipped", f"eager: {line_of(error)}")
     if not want.tensors:

@@ -47,8 +47,53 @@ def test_operators_are_right_on_the_dvm(variant: str, tmp_path: Path) -> None:
     command = Path(__file__).parents[1] / "conformance" / "opinfo.py"
     score = tmp_path / "score.json"
     more = ["--filter", "|".join(OPERATORS), "--variant", variant, "--each", "2"]
-    files = ["--state", str(tmp_path / "state.jsonl"), "--json", str(score)]
+    files = ["--state", str(tmp_path / "state"), "--json", str(score)]
     subprocess.run([sys.executable, str(command), *more, *files], check=True)
     found = json.loads(score.read_text())
     assert found["samples"] > 5
     assert found["cases"] == []
+
+
+def test_a_journal_is_read_from_all_files_and_written_to_one(tmp_path: Path) -> None:
+    journal = pytest.importorskip("journal")
+    first, second = (journal.Journal(tmp_path, f"{k}/2") for k in range(2))
+    first.append({"begun": ["add", 0]})
+    assert first.pending() == ["add", 0]
+    first.append({"status": "right"})
+    second.append({"status": "wrong"})
+    assert first.pending() is second.pending() is None
+    assert sorted(row.get("status", "") for row in first.rows()) == ["", "right", "wrong"]
+    second.forget(lambda row: row.get("status") == "wrong")
+    assert len(first.rows()) == 2
+    assert journal.part([*range(7)], "1/3") == [1, 4]
+
+
+def test_what_ends_a_process_is_a_row_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """Item 1 ends the process that begins it."""
+    script = tmp_path / "suite.py"
+    script.write_text(
+        f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[1] / "conformance")!r})
+from journal import Journal, part, spread
+state = Path({str(tmp_path / "state")!r})
+if "--share" in sys.argv:
+    share = sys.argv[sys.argv.index("--share") + 1]
+    journal = Journal(state, share)
+    known = [row.get("item") for row in journal.rows()]
+    for item in part([*range(16)], share):
+        if item not in known:
+            journal.append({{"begun": item}})
+            if item == 1:
+                os.abort()
+            journal.append({{"item": item, "died": False}})
+else:
+    spread(state, 2, 0, lambda begun, code: {{"item": begun, "died": True}})
+"""
+    )
+    subprocess.run([sys.executable, str(script)], check=True)
+    journal = pytest.importorskip("journal").Journal(tmp_path / "state")
+    rows = [row for row in journal.rows() if "item" in row]
+    assert sorted(row["item"] for row in rows) == [*range(16)]
+    assert [row["item"] for row in rows if row["died"]] == [1]

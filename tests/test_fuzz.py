@@ -15,8 +15,9 @@ sys.path.append(str(Path(__file__).parents[1] / "conformance" / "fuzz"))
 
 from engines import Fault, run
 from generate import generate
+from records import Record, read_file, totals
 from shrink import kind_of, shrink
-from work import Task, finding, run_seeds
+from work import CHUNK, Finding, Task, finding, run_all, run_seeds
 
 from vtc.program.scalars import SCALARS
 
@@ -64,3 +65,32 @@ def test_a_wrong_operator_is_found_and_made_small() -> None:
 def test_findings_of_one_kind_read_alike() -> None:
     assert kind_of("output 3 (v12) differs by 1.5") == kind_of("output 0 (v1) differs by 0.25")
     assert kind_of("output 3 (v12) differs by 1.5") != kind_of("output 3 has strides (1, 2)")
+
+
+def test_outcomes_come_in_the_order_of_the_seeds_from_several_processes() -> None:
+    task = Task("plan", "cpu", statements=2)
+    with patch.dict(CHUNK, plan=2):
+        outcomes = list(run_all(task, range(9), jobs=2))
+        assert not list(run_all(task, range(9), jobs=2, until=0))
+    assert [o.seeds for o in outcomes] == [2, 2, 2, 2, 1]
+    alone = run_seeds(task, range(2))
+    assert outcomes[0].kinds == alone.kinds
+    assert outcomes[0].notes == alone.notes
+
+
+def test_a_record_goes_on_and_tells_what_was_fixed(tmp_path: Path) -> None:
+    path, task = tmp_path / "fuzz.json", Task("plan", "cpu", statements=2)
+    record = Record(task, 5)
+    record.outcome.add(run_seeds(task, range(5, 8)))
+    record.outcome.findings.append(Finding(6, "plan", "what was wrong then"))
+    record.write(path)
+    record = Record.read(path, task, 5)
+    assert record.outcome.seeds == 3
+    record.again(jobs=1)
+    record.write(path)
+    (held,) = read_file(path).values()
+    assert held["seeds"] == [5, 7]
+    assert held["mismatches"] == []
+    assert [f["seed"] for f in held["fixed"]] == [6]
+    Record(task, 90).write(path)
+    assert totals(read_file(path)).startswith("plan on cpu: 3 graphs, 0 mismatches, 1 fixed")

@@ -5,6 +5,8 @@
     python conformance/fuzz --seeds 50 --engine inductor   TorchInductor, through Dynamo
     python conformance/fuzz --seeds 2000 --engine inductor --device cuda --jobs 16
     python conformance/fuzz --seed 1234 --engine dvm       one case: its code, and what is wrong
+    python conformance/fuzz --engine dvm --again --json F  the seeds of a record that went wrong
+    python conformance/fuzz --merge other.json --json F    records of other machines, and sums
 
 A case that goes wrong is printed as a program of a few lines. Exit code 1 if there is one. --json
 writes a record, and adds to it where it has fewer seeds: `--seeds` is then the number in all.
@@ -12,7 +14,9 @@ writes a record, and adds to it where it has fewer seeds: `--seeds` is then the 
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,19 +44,39 @@ def main(
         int, typer.Option(help="dvm: every which case is captured by Dynamo; 0 for none.")
     ] = 20,
     shrinks: Annotated[int, typer.Option(help="How many findings to make small.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Begin no seeds after this long.")] = math.inf,
+    again: Annotated[
+        bool, typer.Option("--again", help="Run what went wrong in the record once more.")
+    ] = False,
+    merge: Annotated[
+        list[Path] | None, typer.Option(help="Add the records of this file; may be repeated.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--json", help="Write a record.")] = None,
 ) -> None:
     """Run seeds and print what goes wrong, as small as it gets."""
     if engine not in ENGINES:
         raise typer.BadParameter(f"{engine} is none of {', '.join(ENGINES)}")
+    if merge:
+        held = records.read_file(output)
+        for path in merge:
+            held |= records.read_file(path)
+        if output is not None:
+            records.write_file(output, held)
+        console.print(records.totals(held), markup=False)
+        return
+    until = time.monotonic() + seconds
     task = Task(engine, device, statements, dynamo_each)
     if seed is not None:
         sys.exit(one(task, seed))
     record = records.Record.read(output, task, start)
+    if again:
+        record.again(jobs)
+        seeds = record.outcome.seeds
+        record.write(output)
     todo = range(start + record.outcome.seeds, start + seeds)
     with Progress(console=console) as progress:
         bar = progress.add_task(engine, total=seeds, completed=record.outcome.seeds)
-        for outcome in run_all(task, todo, jobs):
+        for outcome in run_all(task, todo, jobs, until):
             record.outcome.add(outcome)
             progress.update(bar, completed=record.outcome.seeds)
             for found in outcome.findings:

@@ -22,6 +22,13 @@ def names_in(text: str) -> list[str]:
     return NAME.findall(text)
 
 
+def seeded(number: int, device: str = "cpu") -> None:
+    """`torch.manual_seed` for the device alone: it formats a stack trace for every other one."""
+    torch.default_generator.manual_seed(number)
+    if device != "cpu":
+        torch.cuda.manual_seed(number)
+
+
 @dataclass(frozen=True)
 class Argument:
     """A parameter of the function: one expression for each world, over the arguments before it."""
@@ -83,7 +90,7 @@ class Case:
         """New arguments, with the same values at each call, that share storage as they are to."""
         names = dict(MODULES)
         for k, argument in enumerate(self.arguments):
-            torch.manual_seed(self.seed * 1000 + int(argument.name[1:]) + 97 * world)
+            seeded(self.seed * 1000 + int(argument.name[1:]) + 97 * world, device)
             with torch.device(device):
                 names[argument.name] = eval(self._expressions[world][k], names)
         return [names[a.name] for a in self.arguments]

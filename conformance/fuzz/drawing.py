@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from cases import MODULES, Argument, Case, Statement, names_in
+from cases import MODULES, Argument, Case, Statement, names_in, seeded
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -130,7 +130,7 @@ class Draw:
     def _add(self, texts: list[str], exact: bool = True) -> str:
         name = f"a{len(self.arguments)}"
         for k, (world, text) in enumerate(zip(self.worlds, texts, strict=True)):
-            torch.manual_seed(self.seed * 1000 + len(self.arguments) + 97 * k)
+            seeded(self.seed * 1000 + len(self.arguments) + 97 * k)
             world[name] = eval(text, world)
         self.arguments.append(Argument(name, tuple(texts)))
         self.values.append(name)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 import torch
-from cases import Case, traced
+from cases import Case, seeded, traced
 from judge import Judge, Run
 
 import vtc
@@ -42,10 +42,13 @@ EXPECTED = (
     "DataDependentOutput",
     "Attempted to set the storage",
     "scan cannot be written",
+    "Cannot view a tensor with shape",
+    "takes a size of 0 or 1",
 )
 """What a fallback may be for; any other reason is a fault of the compiler."""
 
 Notes = Counter[str]
+NOT_RUN = "not run"
 
 
 class Fault(Exception):  # noqa: N818 - a finding
@@ -58,13 +61,13 @@ class Fault(Exception):  # noqa: N818 - a finding
 
 def run(case: Case, engine: str, device: str, notes: Notes) -> None:
     """Raises Fault, or what the compiler raised, for a case that goes wrong."""
-    torch.manual_seed(case.seed)
+    seeded(case.seed, device)
     try:
         judges = [Judge(case, world, device) for world in case.worlds]
     except (RuntimeError, NotImplementedError):
         if device == "cpu":
             raise
-        notes["not on the device"] += 1  # eager PyTorch has no kernel for it there
+        notes[NOT_RUN] += 1  # eager PyTorch has no kernel for it there
         return
     with quiet(notes), poisoned():
         _RUN[engine](case, judges, device, notes)
@@ -190,6 +193,7 @@ def dvm(case: Case, judges: list[Judge], device: str, notes: Notes) -> None:
 def dynamo_dvm(case: Case, judges: list[Judge], device: str, notes: Notes) -> None:
     """Through Dynamo, for all sizes with one program."""
     torch._dynamo.reset()
+    notes["through Dynamo"] += 1
     compiled = vtc.compile(case.function, engine="dvm", dynamic=None if case.symbolic else False)
     for judge in judges:
         _twice(judge, compiled, case, device, f"world {judge.world}")

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 from cases import Case
-from engines import Fault, run
+from engines import NOT_RUN, Fault, run
 from generate import generate
 
-CHUNK = 50
+CHUNK = {"plan": 50, "dvm": 50, "dynamo": 10, "inductor": 2}
+"""Seeds that a process is given at a time."""
+CHUNKS_OF_A_PROCESS = 40
+SECONDS = 150
+"""The longest that a case may take."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,7 @@ class Finding:
 
 @dataclass
 class Outcome:
-    """Sums over seeds; `seconds` of the processes together."""
+    """Sums over seeds; `seconds` of the processes together. `left` need another process."""
 
     seeds: int = 0
     symbolic: int = 0
@@ -40,6 +48,12 @@ class Outcome:
     kinds: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+
+    @property
+    def graphs(self) -> int:
+        """The seeds whose cases were run."""
+        return self.seeds - self.notes[NOT_RUN]
 
     def add(self, other: Outcome) -> None:
         self.seeds += other.seeds
@@ -61,12 +75,12 @@ class Task:
     dynamo_each: int = 0
 
     def case(self, seed: int) -> Case:
-        return generate(seed, statements=self.statements)
+        """The seed's case: `plan` takes known sizes alone."""
+        symbolic = False if self.engine == "plan" else None
+        return generate(seed, symbolic=symbolic, statements=self.statements)
 
     def engine_of(self, case: Case) -> str | None:
-        """The engine for a case: sizes that are symbols are traced by Dynamo alone."""
-        if case.symbolic and self.engine == "plan":
-            return None
+        """The engine for a case, if it can be run."""
         if self.device != "cpu" and any(s.kind == "make" for s in case.statements):
             return None  # tensors that the code makes are on the CPU
         if self.engine == "dvm" and self.dynamo_each and case.seed % self.dynamo_each == 0:
@@ -78,21 +92,45 @@ def finding(task: Task, case: Case, notes: Counter[str]) -> Finding | None:
     """What goes wrong with a case, or None."""
     engine = task.engine_of(case)
     if engine is None:
+        notes[NOT_RUN] += 1
         return None
     try:
-        run(case, engine, task.device, notes)
+        with timed(SECONDS):
+            run(case, engine, task.device, notes)
     except Fault as fault:
         return Finding(case.seed, engine, str(fault), fault.details)
     except Exception as error:
         where = traceback.format_exc(limit=-4)
         return Finding(case.seed, engine, f"{type(error).__name__}: {error}", where)
+    except TimeUp:
+        return Finding(case.seed, engine, f"more than {SECONDS} s")
     return None
+
+
+class TimeUp(BaseException):
+    """No Exception: nothing that runs is to take it for one of its own."""
+
+
+@contextmanager
+def timed(seconds: int) -> Iterator[None]:
+    """Raises TimeUp after that long, in the main thread of a process."""
+
+    def stop(*_: Any) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
     torch.set_num_threads(1)
     outcome, started = Outcome(), time.perf_counter()
-    for seed in seeds:
+    for k, seed in enumerate(seeds):
         case = task.case(seed)
         outcome.seeds += 1
         outcome.symbolic += case.symbolic
@@ -101,46 +139,73 @@ def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
         found = finding(task, case, outcome.notes)
         if found is not None:
             outcome.findings.append(found)
+            if task.device != "cpu" and "CUDA" in found.what:
+                # After such an error nothing else runs on the device in this process.
+                outcome.left = list(seeds[k + 1 :])
+                break
     torch._dynamo.reset()
     outcome.seconds = time.perf_counter() - started
     return outcome
 
 
-def run_all(task: Task, seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
-    """Outcomes as they come. A seed that ends its process is a finding."""
-    chunks = [list(seeds[k : k + CHUNK]) for k in range(0, len(seeds), CHUNK)]
-    while chunks:
-        pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=40)
-        with pool:
-            waiting: dict[Future[Outcome], list[int]] = {}
-            try:
-                while chunks or waiting:
-                    while chunks and len(waiting) < jobs:
-                        chunk = chunks.pop(0)
+def run_all(
+    task: Task, seeds: Sequence[int], jobs: int, until: float = math.inf
+) -> Iterator[Outcome]:
+    """Outcomes in the order of the seeds; none is begun after `until`, by `time.monotonic`.
+
+    A seed that ends its process is a finding.
+    """
+    size = CHUNK[task.engine] if task.device == "cpu" else 20
+    chunks = [list(seeds[k : k + size]) for k in range(0, len(seeds), size)]
+    order, found = deque(chunk[0] for chunk in chunks), dict[int, Outcome]()
+    for first, outcome in _run_chunks(task, deque(chunks), jobs, until):
+        found[first] = outcome
+        while order and order[0] in found:
+            yield found.pop(order.popleft())
+
+
+def _run_chunks(
+    task: Task, chunks: deque[list[int]], jobs: int, until: float
+) -> Iterator[tuple[int, Outcome]]:
+    """The first seed and the outcome of each chunk, as they come."""
+    tasks = CHUNKS_OF_A_PROCESS if task.device == "cpu" else 1
+    while chunks and time.monotonic() < until:
+        waiting: dict[Future[Outcome], list[int]] = {}
+        known: dict[int, Outcome] = {}
+        try:
+            with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=tasks) as pool:
+                while waiting or (chunks and time.monotonic() < until):
+                    while chunks and len(waiting) < jobs and time.monotonic() < until:
+                        chunk = chunks.popleft()
                         waiting[pool.submit(run_seeds, task, chunk)] = chunk
                     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                     for future in done:
-                        yield future.result()
-                        del waiting[future]
-            except BrokenProcessPool:
-                lost = list(waiting.values())
-        if waiting:
-            yield from _one_by_one(task, [seed for chunk in lost for seed in chunk])
+                        outcome = future.result()
+                        chunk = waiting.pop(future)
+                        known.setdefault(chunk[0], Outcome()).add(outcome)
+                        if outcome.left:
+                            rest = pool.submit(run_seeds, task, outcome.left)
+                            waiting[rest] = chunk
+                        else:
+                            yield chunk[0], known.pop(chunk[0])
+        except BrokenProcessPool:
+            for chunk in waiting.values():
+                yield chunk[0], _one_by_one(task, chunk)
 
 
-def _one_by_one(task: Task, seeds: Sequence[int]) -> Iterator[Outcome]:
+def _one_by_one(task: Task, seeds: Sequence[int]) -> Outcome:
     """Each seed by itself, a process for as long as it lives."""
-    left = list(seeds)
+    left, total = list(seeds), Outcome()
     while left:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             try:
                 while left:
-                    yield pool.submit(run_seeds, task, left[:1]).result()
+                    total.add(pool.submit(run_seeds, task, left[:1]).result())
                     left.pop(0)
             except BrokenProcessPool:
-                seed = left.pop(0)
-                crash = Finding(seed, task.engine, "the process ended")
-                yield Outcome(seeds=1, findings=[crash])
+                crash = Finding(left.pop(0), task.engine, "the process ended")
+                total.add(Outcome(seeds=1, findings=[crash]))
+    return total
 
 
 def run_apart(task: Task, case: Case) -> str | None:

@@ -212,11 +212,11 @@ def accepts_store(node: fx.Node, shape: tuple[int, ...], stride: tuple[int, ...]
     """Does the kernel of `node` write a view of this shape and stride without a copy?"""
     if out_variant(node) is None or node.target not in MATMULS or stride[-1] != 1:
         return False
-    if 0 in shape:
+    if 0 in shape or 0 in value_of(node.args[0]).shape:
         return False
     if node.target is aten.bmm.default:
         return stride[1] >= shape[2]
-    rows = shape[-2]
+    rows = shape[-2] if len(shape) > 1 else 1  # a vector's product is a row
     for dim in range(len(shape) - 2, 0, -1):  # the leading dimensions must merge into rows
         if shape[dim - 1] != 1 and stride[dim - 1] != stride[dim] * shape[dim]:
             return False

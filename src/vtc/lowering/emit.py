@@ -223,25 +223,33 @@ class StepGraph:
 
 
 def _keep_strides(module: fx.GraphModule, results: Sequence[fx.Node]) -> None:
-    """Give results their own strides, where operands in other strides lead to others."""
+    """Give results their own strides, where operands in other strides lead to others.
+
+    A view gets them with what it is a view of.
+    """
     inputs = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
     tensors = [v for v in inputs if isinstance(v, FakeTensor)]
     if not results or not tensors or not all(map(known, tensors)):
         return
     (end,) = module.graph.find_nodes(op="output")
-    found: Sequence[Any] = ()
-    for k, node in enumerate(results):
+    found: dict[fx.Node, Any] = {}
+    for k in range(len(results)):
         if not found:
+            run = fx.Interpreter(module, garbage_collect_values=False)
             with torch.no_grad(), tensors[0].fake_mode:
                 # Stores go into copies: the operands' fake values are others' too.
-                found = fx.Interpreter(module).run(*map(_apart, inputs))
-        own, value = value_of(node), found[k]
-        if not isinstance(own, torch.Tensor) or alike(value, own):
-            continue
+                run.run(*map(_apart, inputs))
+            found = run.env
         made = end.args[0][k]
+        own = value_of(results[k])
+        while made.target in _VIEWS and "origin" in made.all_input_nodes[0].meta:
+            made = made.all_input_nodes[0]
+            own = value_of(made.meta["origin"])
+        if not isinstance(own, torch.Tensor) or alike(found[made], own):
+            continue
         if made.target not in _VIEWS:
-            _restride(made, value, own.stride())
-            found = ()  # views of it have other strides now
+            _restride(made, found[made], own.stride())
+            found = {}  # views of it have other strides now
 
 
 def _restride(node: fx.Node, value: torch.Tensor, stride: Sequence[int]) -> None:

@@ -27,6 +27,7 @@ from vtc.lowering.emit import StepGraph
 from vtc.lowering.homes import Homes, Store, Unschedulable
 from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, View
 from vtc.lowering.storage import extent_of
+from vtc.virtual.plan import COPY_BACK
 
 
 def schedule(homes: Homes, orders: Iterable[tuple[str, str]] = ()) -> Schedule:
@@ -48,6 +49,10 @@ class _Scheduler:
         self.known: dict[fx.Node, int] = {}
         self.results: dict[int, dict[fx.Node, None]] = {}
         self.updates = dict(self.program.updates)
+        self.copies = {
+            f"{self.program.inputs[number].name}{COPY_BACK}": (number, node)
+            for number, node in self.program.updates
+        }
 
     # Stages.
 
@@ -130,6 +135,8 @@ class _Scheduler:
         return node is not None and (node in self.grouping.region_of or self.homes.in_arena(node))
 
     def _step_stage(self, name: str) -> int:
+        if name in self.copies:
+            return self._update_stage(*self.copies[name])
         node = self.homes.nodes.get(name)
         if node in self.grouping.region_of:
             return self.stage[self.grouping.region_of[node]]
@@ -318,7 +325,7 @@ class _Scheduler:
         if self._kept(number, node):
             return 0
         readers = [self.stage[r] for r in self.grouping.regions if self._reads_old(r, number)]
-        floor = self.floor.get(f"{self.program.inputs[number].name}.copy_", 0)
+        floor = self.floor.get(f"{self.program.inputs[number].name}{COPY_BACK}", 0)
         return max([floor, self.ready(node), *readers])
 
     def _reads_old(self, region: Region, number: int) -> bool:

@@ -93,6 +93,129 @@ def test_a_value_that_is_written_over_is_computed_apart() -> None:
     check(f, (r(4, 3, 5), r(4, 3, 5), r(2, 3)), (r(3, 2, 2), r(3, 2, 2), r(1, 2)), captures=2)
 
 
+def test_what_an_argument_is_left_with_is_not_written_over() -> None:
+    """The copy that is scattered into is one of a value that nothing else reads."""
+
+    def f(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
+        x.clamp_(max=2)
+        z = x.clone()
+        z[i] = y
+        return z
+
+    check(f, (torch.tensor([5, 1, 7]), torch.tensor([2, 0]), torch.tensor([-3, -4])))
+
+
+def test_two_arguments_are_left_with_one_scattered_value() -> None:
+    def f(x: Tensor, y: Tensor, i: Tensor, row: Tensor) -> None:
+        x.index_copy_(0, i, row)
+        y.copy_(x)
+
+    check(f, (r(4, 3), r(4, 3), torch.tensor([2]), r(1, 3)))
+
+
+def test_an_argument_is_left_with_what_another_was_before_it_is_written_over() -> None:
+    def f(x: Tensor, y: Tensor, i: Tensor, row: Tensor) -> None:
+        y.copy_(x)
+        x.index_copy_(0, i, row)
+
+    check(f, (r(4, 3), r(4, 3), torch.tensor([2]), r(1, 3)))
+
+
+def test_an_eager_call_gets_operands_with_eager_strides() -> None:
+    """Those of its result, which nothing in the program looks at, are derived from them."""
+
+    def stacked(x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([x, y], 1).t().view(torch.int32)
+
+    def pointwise(x: Tensor, y: Tensor) -> Tensor:
+        return (x.t() * 2).view(torch.int32)
+
+    def stored_otherwise(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = (x.t() * 2).contiguous()
+        return z, (z.t() + 1).t().view(torch.int32)
+
+    for fn, shape in ((stacked, (8,)), (pointwise, (8, 3)), (stored_otherwise, (8, 3))):
+        check(fn, (r(shape), r(shape)), eager=["aten.view.dtype"], dynamic=False)
+
+
+def test_a_view_of_what_an_eager_call_views_has_its_dtype() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        bits = x.view(torch.int32)
+        return bits.narrow(0, 0, 2), bits[1:].t()
+
+    check(f, (r(6, 2)[1:5:2],), (r(8, 3)[1:7:2],), eager=["aten.view.dtype"])
+
+
+def test_what_an_anchor_reads_does_not_lie_where_it_stores() -> None:
+    def joined(q: Tensor, k: Tensor) -> Tensor:
+        k = k[:, :, None].expand(5, 1, 2, 3, 4).reshape(5, -1, 3, 4)
+        return torch.cat([k, q, k, F.scaled_dot_product_attention(q, k, k)], -2)
+
+    def written(x: Tensor, i: Tensor, w: Tensor) -> Tensor:
+        y = x * 2
+        y[i] = y @ w
+        return y
+
+    check(joined, (r(5, 2, 2, 4), r(5, 1, 3, 4)), dynamic=False, tolerance=1e-5)
+    check(written, (r(4, 4), torch.tensor([3, 1, 0, 2]), r(4, 4)), tolerance=1e-5)
+
+
+def test_what_is_made_of_no_tensor_is_decomposed() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = torch.tril_indices(5, 7, 1)
+        return x[rows, columns], torch.triu_indices(4, 6, -1)
+
+    check(f, (r(5, 7),))
+
+
+@pytest.mark.parametrize(
+    ("divide", "name"),
+    [
+        (lambda x, y: x // y, "aten.floor_divide.default"),
+        (lambda x, y: x % y, "aten.remainder.Tensor"),
+        (torch.fmod, "aten.fmod.Tensor"),
+        (lambda x, y: torch.div(x, y, rounding_mode="trunc"), "aten.div.Tensor_mode"),
+    ],
+)
+def test_a_division_of_integers_by_zero_is_an_error(
+    divide: Callable[..., Tensor], name: str
+) -> None:
+    x, y = torch.tensor([7, -7, 5]), torch.tensor([2, 3, -4])
+    compiled = check(lambda x, y: divide(x + 1, y), (x, y), eager=[name])
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        compiled(x, torch.tensor([1, 0, 2]))
+
+
+def test_groups_of_any_number_of_channels_run_as_eager_pytorch() -> None:
+    def f(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv1d(x, weight, None, groups=4) * 2
+
+    check(f, (r(5, 8, 6), r(16, 2, 3)), (r(5, 8, 7), r(8, 2, 3)), eager=["aten.conv1d.default"])
+
+
+def test_an_index_into_a_part_counts_from_the_end_of_the_part() -> None:
+    def narrowed(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return x.narrow(1, 0, 2)[i, j]
+
+    def behind(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return x[2:][i].index_select(1, j)
+
+    def split(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.cat([part[i, j] for part in x.split([3, 2], 0)])
+
+    x, i, j = r(5, 4, 3), torch.tensor([-2, 0, -1, 1]), torch.tensor([1, 0, 0, 1])
+    for fn in (narrowed, behind, split):
+        compiled = check(fn, (x, i, j))
+        with pytest.raises(IndexError):
+            compiled(x, torch.tensor([-2, 0, -6, 1]), j)
+        with pytest.raises(IndexError):
+            compiled(x, i, torch.tensor([1, 0, 4, 1]))
+    compiled = check(narrowed, (x, i, j))
+    for wrong in (2, -3):
+        with pytest.raises(IndexError):
+            compiled(x, i, torch.tensor([1, wrong, 0, 1]))
+
+
 def test_an_update_in_place_keeps_strides() -> None:
     def f(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
         z = (x + 1).transpose(0, 1) * 2

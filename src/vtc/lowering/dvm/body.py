@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vtc.graph.rules import same
 from vtc.index import Affine, Fill, Piece, Size, affine, sizes, substitution
 from vtc.index.affine import Atom, Div, Look, Rem
 from vtc.lowering.dvm.domain import (
@@ -82,6 +83,8 @@ class Body:
     values: dict[tuple[Node, Index, Mask, int | None], int] = field(default_factory=dict)
     inlined: dict[Node, tuple[Index, int]] = field(default_factory=dict)
     seen: set[Node] = field(default_factory=set)
+    # Of indices counted from the front: the index as it was given, and the size it has to fit.
+    counted: dict[int, tuple[int, Size]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bounds = self.domain.bounds
@@ -288,16 +291,14 @@ class Body:
         return Affine(0, {atom: 1})
 
     def settled(self, node: Node, index: Index, pieces: Sequence[Piece]) -> Index:
-        """The index, an index given at run time counted from the front unless every piece hands it
-        on as it is."""
+        """The index, an index given at run time counted from the front unless the one piece hands
+        it on to a dimension of the same size."""
         settled = list(index)
         for k, form in enumerate(index):
             found = bare_look(form)
             if found is None:
                 continue
-            uses = [f for p in pieces for f in p.forms if k in affine.coordinates(f)]
-            plain = all(coordinate_number(f) == k for f in uses) and len(pieces) == 1
-            if not plain:
+            if not _handed_on(node, k, pieces):
                 settled[k] = self.wrapped(found, node.shape[k])
         return tuple(settled)
 
@@ -306,7 +307,9 @@ class Body:
         length = self.add("const", (), DType.I64, constant=size)
         negative = self.add("lt", (value, zero), DType.BOOL)
         turned = self.add("add", (value, length), DType.I64)
-        return look(self.add("select", (negative, turned, value), DType.I64))
+        made = self.add("select", (negative, turned, value), DType.I64)
+        self.counted[made] = (value, size)
+        return look(made)
 
     def box(self, node: Node, piece: Piece, index: Index) -> Mask | None:
         """What the piece's box demands of the coordinates; None if no point is in it."""
@@ -405,6 +408,8 @@ class Body:
         terms: list[Term] = []
         for form, size, stride in zip(index, shape, home.stride, strict=True):
             if affine.lookups(form):
+                counted = (self.counted.get(n - VALUES) for n in affine.lookups(form))
+                terms += [Term(index, 0, length) for index, length in filter(None, counted)]
                 found = bare_look(form)
                 value = self.integer(form) if found is None else found
                 terms.append(Term(value, stride, size))
@@ -480,6 +485,16 @@ def bare_look(form: Affine) -> int | None:
         if isinstance(atom, Look) and coefficient == 1 and atom.tensor >= VALUES:
             return atom.tensor - VALUES
     return None
+
+
+def _handed_on(node: Node, k: int, pieces: Sequence[Piece]) -> bool:
+    """Is dimension k a dimension of the source, all of it?"""
+    if len(pieces) != 1:
+        return False
+    (piece,) = pieces
+    uses = [(d, f) for d, f in enumerate(piece.forms) if k in affine.coordinates(f)]
+    shape = node.operands[piece.source].shape if isinstance(piece.source, int) else ()
+    return all(coordinate_number(f) == k and same(shape[d], node.shape[k]) for d, f in uses)
 
 
 def _looks(index: Index) -> bool:

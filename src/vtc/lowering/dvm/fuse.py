@@ -11,14 +11,14 @@ more than loading it: that is how one kernel gets several outputs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
 
 from vtc.graph.rules import same
-from vtc.index import Fill, Piece, affine, sizes, substitution
+from vtc.index import Fill, Piece, Size, affine, sizes, substitution
 from vtc.lowering.dvm.anchors import write_anchor
 from vtc.lowering.dvm.body import Body, Cut, Home, Needs, Split, alive
 from vtc.lowering.dvm.channels import Planned
@@ -47,16 +47,34 @@ RECOMPUTED_LEAVES = 2
 DEEPEST = 120
 
 
+@dataclass(frozen=True)
+class View:
+    """A view of a node's tensor, with the offset from its first element."""
+
+    base: Node
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size
+
+
 @dataclass
 class Fusion:
-    """Kernels for the nodes that are asked for. `users` are the live uses; `kept` is asked for by
-    the caller; `panels` gives the node that holds a product's right operand packed;
-    `overwritten` are spaces that scatters write into; `also` is where the caller wants a value that
-    kernels read in another order: it is stored twice."""
+    """Kernels for the nodes that are asked for.
+
+    users: the live uses. kept: stored for the caller. roots: used beside `users`, as they are
+    returned, left in updated inputs, or passed to eager calls. strides: eager PyTorch's, which
+    eager calls get; dense: those without gaps. panels: for a product's right operand the node
+    that holds it packed. viewed: values that are returned as views. overwritten: spaces that
+    scatters write into. also: where the caller wants a value that kernels read in another order:
+    it is stored twice.
+    """
 
     users: dict[Node, list[Node]]
     kept: set[Node]
     results: dict[Call | Conditional, tuple[Node, ...]]
+    roots: frozenset[Node] = frozenset()
+    strides: Mapping[Node, tuple[Size, ...]] = field(default_factory=dict)
+    dense: Set[Node] = frozenset()
     inplace: dict[Node, int] = field(default_factory=dict)
     spaces: list[Space] = field(default_factory=list)
     homes: dict[Node, Home] = field(default_factory=dict)
@@ -66,6 +84,7 @@ class Fusion:
     panels: dict[Node, tuple[Node, Panel]] = field(default_factory=dict)
     overwritten: set[int] = field(default_factory=set)
     also: dict[Node, Home] = field(default_factory=dict)
+    viewed: dict[Node, View] = field(default_factory=dict)
     made: int = 0
 
     def __post_init__(self) -> None:
@@ -289,6 +308,8 @@ class Fusion:
             return False
         if not alone or not free or store is None or len(store.pieces) != 1:
             return False
+        if self.reads_place(source, home.buffer):
+            return False
         (back,) = store.pieces
         if any(low != 0 for low in back.lower) or back.upper != source.shape:
             return False
@@ -319,9 +340,33 @@ class Fusion:
                     pending.append(user)
         return False
 
+    def reads_place(self, node: Node, space: int) -> bool:
+        """Would the kernel of `node` read an anchor's operand in that space?
+
+        An anchor's tiles are stored while others still read its operands.
+        """
+        pending, seen = [node], set[Node]()
+        while pending:
+            at = pending.pop()
+            if at in seen or at in self.stored:
+                continue
+            seen.add(at)
+            if at.op in ANCHORS and any(self.lies_in(o, space) for o in at.operands):
+                return True
+            if at.op in ("move", "cast", *SCALARS):
+                pending += at.operands
+        return False
+
+    def lies_in(self, node: Node, space: int) -> bool:
+        """Is the node, or what it is a view of, in that space?"""
+        while node.op == "move" and node not in self.homes and len(node.operands) == 1:
+            node = node.operands[0]
+        home = self.homes.get(node)
+        return home is not None and home.buffer == space
+
     def only(self, node: Node) -> bool:
         """Does just one node use this one, and no caller?"""
-        return len(self.users.get(node, ())) == 1 and node not in self.kept
+        return len(self.users.get(node, ())) == 1 and node not in self.roots
 
     def copy_box(self, node: Node, piece: Piece, home: Home) -> None:
         """A kernel that copies one piece of a movement operator."""
@@ -400,6 +445,8 @@ class Fusion:
                 body = self.body(domain)
                 body.seen.add(node)
                 value = body.value(values, domain.root)
+                if values not in self.stored and self.reads_place(values, home.buffer):
+                    return values
                 bounds = body.bounds
                 forms = tuple(
                     body.looked_up(substitution.substitute(f, domain.root, bounds), lookups, ())
@@ -442,13 +489,42 @@ class Fusion:
         self.steps.append(step)
 
     def tensor(self, node: Node) -> TensorRef:
-        """The node as a tensor: a view of something in memory where it is one."""
+        """The node as a tensor with eager PyTorch's strides, on which those of an operator's
+        results depend: a view of something in memory where it is one."""
+        shown = self.viewed.get(node)
+        if shown is not None:
+            self.ensure(shown.base)
+            home = self.also.get(shown.base) or self.homes[shown.base]
+            offset = sizes.add(home.offset, shown.offset)
+            return TensorRef(home.buffer, (shown.shape, shown.stride, offset))
         reference = self.view(node)
         if reference is None:
+            home = self.traced_home(node)
             self.ensure(node)
-            home = self.homes[node]
             reference = TensorRef(home.buffer, (node.shape, home.stride, home.offset))
-        return reference
+        stride = self.strides.get(node)
+        if stride is None or stride == self.stride_of(reference):
+            return reference
+        if same_layout(node.shape, stride, self.stride_of(reference)):
+            # Strides of dimensions of one element tell PyTorch's kernels memory formats.
+            offset = reference.view[2] if reference.view else 0
+            return self.reference(reference.space, node.shape, stride, offset)
+        if node not in self.dense:
+            return reference
+        space = self.space(Space("made", node.dtype, node.shape, stride))
+        self.store_copy(node, Home(space, 0, stride))
+        return TensorRef(space)
+
+    def traced_home(self, node: Node) -> Home:
+        """The node's home: one with eager PyTorch's strides, if it has none yet."""
+        if node not in self.homes and node in self.dense:
+            stride = self.strides[node]
+            space = self.space(Space("made", node.dtype, node.shape, stride))
+            self.homes[node] = Home(space, 0, stride)
+        return self.home(node)
+
+    def stride_of(self, reference: TensorRef) -> tuple[Size, ...]:
+        return reference.view[1] if reference.view else self.spaces[reference.space].stride
 
     def view(self, node: Node) -> TensorRef | None:
         index: Index = tuple(affine.coordinate(d) for d in range(len(node.shape)))
@@ -463,7 +539,7 @@ class Fusion:
             base = base.operands[pieces[0].source]
         if base.op == "external":
             self.ensure(base)
-        home = self.home(base)
+        home = self.traced_home(base)
         total = affine.constant(home.offset)
         for form, stride in zip(index, home.stride, strict=True):
             total = affine.add(total, affine.scale(form, stride))
@@ -474,10 +550,15 @@ class Fusion:
         if any(not sizes.nonnegative(s) for s in stride):
             return None
         self.ensure(base)
-        space = self.spaces[home.buffer]
-        if total.const == 0 and space.shape == node.shape and space.stride == stride:
-            return TensorRef(home.buffer)
-        return TensorRef(home.buffer, (node.shape, stride, total.const))
+        return self.reference(home.buffer, node.shape, stride, total.const)
+
+    def reference(
+        self, number: int, shape: tuple[Size, ...], stride: tuple[Size, ...], offset: Size
+    ) -> TensorRef:
+        space = self.spaces[number]
+        if offset == 0 and (space.shape, space.stride) == (shape, stride):
+            return TensorRef(number)
+        return TensorRef(number, (shape, stride, offset))
 
     def branch(self, own: Conditional) -> None:
         """Both arms as steps under a predicate that is read when the program gets there."""
@@ -507,6 +588,13 @@ class Fusion:
             self.ensure(copied)
             return
         self.compute(node, home)
+
+
+def same_layout(shape: Sequence[Size], one: Sequence[Size], two: Sequence[Size]) -> bool:
+    """Are strides the same but in dimensions of one element, or where there is none?"""
+    if any(size == 0 for size in shape):
+        return True
+    return all(s == 1 or same(a, b) for s, a, b in zip(shape, one, two, strict=True))
 
 
 def _follows(user: Node, anchor: Node) -> bool:

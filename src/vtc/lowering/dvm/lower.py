@@ -10,12 +10,12 @@ import torch
 
 from vtc import errors
 from vtc.graph.program import Program, value_of
-from vtc.index import sizes
+from vtc.index import Size, sizes
 from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.modules import assemble
 from vtc.lowering.dvm.nodes import Node, Unsupported, contiguous, live_users, reads
-from vtc.lowering.dvm.outputs import give_homes, outputs_of, reference
+from vtc.lowering.dvm.outputs import give_homes, outputs_of, reference, returned_views
 from vtc.lowering.dvm.plan import Plan, Prepacked, Space
 from vtc.lowering.dvm.prepack import Packing, prepack
 from vtc.lowering.dvm.translate import Translation, translate
@@ -48,14 +48,16 @@ def _lowered(
     roots = [*bases, *(value for _, value in updates)]
     roots += [t for call in own.calls for t in call.tensors()]
     users = live_users(roots)
-    fusion = Fusion(users, set(), own.graph.results)
+    strides, dense = _strides(own)
+    fusion = Fusion(users, set(), own.graph.results, frozenset(roots), strides, dense)
     prepacked = _prepacked(program, own, fusion, {*bases, *roots}, packing)
     inputs = _inputs(program, own, fusion)
-    fusion.inplace = _in_place(inputs, updates, users, bases)
+    fusion.inplace = _in_place(inputs, updates, fusion, bases)
     for scatter, number in fusion.inplace.items():
         fusion.homes[scatter] = fusion.homes[inputs[number]]
 
     give_homes(fusion, outputs)
+    fusion.viewed = returned_views(own, program, outputs)
     for call in own.calls:
         fusion.call(call)
     # What others are moved into comes first, so that they are computed there.
@@ -94,6 +96,16 @@ def _prepacked(
         fusion.stored.add(node)
     fusion.panels = found.panels
     return tuple(found.kept.values())
+
+
+def _strides(own: Translation) -> tuple[dict[Node, tuple[Size, ...]], set[Node]]:
+    """Eager PyTorch's strides of nodes that are tensors of its, and those that are dense."""
+    strides, dense = {}, set()
+    for node, fake in own.fakes.items():
+        strides[node] = tuple(map(sizes.as_size, fake.stride()))
+        if torch._prims_common.is_non_overlapping_and_dense_or_false(fake):
+            dense.add(node)
+    return strides, dense
 
 
 def _inputs(program: Program, own: Translation, fusion: Fusion) -> dict[int, Node]:
@@ -137,7 +149,7 @@ def _symbols(program: Program) -> list[SymbolSource]:
 def _in_place(
     inputs: dict[int, Node],
     updates: Sequence[tuple[int, Node]],
-    users: dict[Node, list[Node]],
+    fusion: Fusion,
     returned: Sequence[Node],
 ) -> dict[Node, int]:
     """Scatters that may write into the updated input itself: nobody reads what was there before,
@@ -149,7 +161,10 @@ def _in_place(
         while node.op == "scatter":
             chain.append(node)
             node = node.operands[0]
-        alone = all(set(users[s.operands[0]]) == {s} for s in chain)
+        alone = all(
+            set(fusion.users[s.operands[0]]) == {s} and s.operands[0] not in fusion.roots
+            for s in chain
+        )
         own_reads = any(reads(s.operands[1:], s.operands[0]) for s in chain)
         apart = any(s in returned for s in chain)
         if chain and node is inputs[number] and alone and not own_reads and not apart:
@@ -161,7 +176,7 @@ def _update(fusion: Fusion, inputs: dict[int, Node], updates: Sequence[tuple[int
     """The last values of updated inputs, after everything that reads the old ones."""
     late = []
     for number, value in updates:
-        if value in fusion.inplace:
+        if fusion.inplace.get(value) == number:
             fusion.ensure(value)
         elif value is not inputs[number]:
             late.append((number, value))

@@ -17,7 +17,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from vtc.graph.program import InputView, Program, value_of
 from vtc.index import Size, sizes
 from vtc.lowering.dvm.body import Home
-from vtc.lowering.dvm.fuse import Fusion
+from vtc.lowering.dvm.fuse import Fusion, View
 from vtc.lowering.dvm.nodes import Node, Unsupported, Weak
 from vtc.lowering.dvm.plan import ScalarRef, Space, TensorRef
 from vtc.lowering.dvm.storage import channels_last
@@ -57,8 +57,9 @@ def outputs_of(program: Program, own: Translation) -> list[Output]:
         fake = value_of(node)
         storage = _storage(fake)
         owner = owners[storage]
-        if value.op == "external" and value is not own.values[owner]:
-            return Output(value, value, fake)  # the call gives the view
+        origin = _viewed(value)
+        if origin.op == "external" and origin is not own.values[owner]:
+            return Output(value, origin, own.fakes[origin])  # the call gives the view
         source = inputs.get(_source(value))
         if source is not None and _storage(value_of(source)) == storage:
             return Output(value, own.values[source], value_of(source))
@@ -76,6 +77,13 @@ def _source(node: Node) -> Node:
     """What a chain of movement begins with."""
     while node.op == "move":
         node = node.operands[0]
+    return node
+
+
+def _viewed(node: Node) -> Node:
+    """What a chain of views begins with."""
+    while node.op == "move" and node.constant.view and len(node.operands) == 1:
+        (node,) = node.operands
     return node
 
 
@@ -112,6 +120,23 @@ def give_homes(fusion: Fusion, outputs: Sequence[Output]) -> None:
             )
             (fusion.also if twice else fusion.homes)[base] = home
         fusion.kept.add(base)
+
+
+def returned_views(
+    own: Translation, program: Program, outputs: Sequence[Output]
+) -> dict[Node, View]:
+    """Values that are returned as views of a returned tensor, as such views: an eager call gets
+    them so, because what it gives may be a view of them."""
+    found = {}
+    for k, output in enumerate(outputs):
+        under, value = output.under, output.value
+        if not isinstance(value, Node) or output.base in (None, value) or under is None:
+            continue
+        fake = value_of(program.outputs[k])
+        start = sizes.sub(_size(fake.storage_offset()), _size(under.storage_offset()))
+        if fake.dtype is under.dtype and not _told_nowhere(start, own):
+            found[value] = View(output.base, _sizes(fake.shape), _sizes(fake.stride()), start)
+    return found
 
 
 def reference(own: Translation, fusion: Fusion, program: Program, k: int, output: Output) -> Any:

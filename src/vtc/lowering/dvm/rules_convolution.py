@@ -44,6 +44,8 @@ def convolution(
     )
     if any(s == 0 for s in (*x.shape, *weight.shape)):
         raise Unsupported("a convolution of nothing")
+    if sizes.exact_div(weight.shape[0], spec.groups) is None:
+        raise Unsupported("groups of a number of channels that is not known")
     last = own.graph.permute(x, [0, *range(2, rank + 2), 1])
     whole = (shape[0], *shape[2:], weight.shape[0])
     found = own.graph.node("convolution", whole, x.dtype, (last, weight), spec)

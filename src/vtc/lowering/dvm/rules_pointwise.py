@@ -112,10 +112,17 @@ def _div(own: Lowering, a: Any, b: Any) -> Node:
     return own.arith("div", a, b)
 
 
+def check_divisor(own: Lowering, b: Any) -> None:
+    """Raises Unsupported for a divisor of integers that may be 0, where eager PyTorch raises."""
+    if own.dtype.is_integer and (isinstance(b, Node) or b == 0):
+        raise Unsupported("integers divided by what may be zero")
+
+
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def _div_mode(own: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> Node:
     if rounding_mode is None:
         return own.arith("div", a, b)
+    check_divisor(own, b)
     if rounding_mode == "floor":
         return own.arith("floordiv", a, b)
     if own.dtype.is_float:
@@ -128,17 +135,20 @@ def _div_mode(own: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> No
 
 @rule(aten.floor_divide.default, aten.floor_divide.Scalar)
 def _floor_divide(own: Lowering, a: Any, b: Any) -> Node:
+    check_divisor(own, b)
     return own.arith("floordiv", a, b)
 
 
 @rule(aten.fmod.Tensor, aten.fmod.Scalar)
 def _fmod(own: Lowering, a: Any, b: Any) -> Node:
+    check_divisor(own, b)
     return own.arith("fmod", a, b)
 
 
 @rule(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def _remainder(own: Lowering, a: Any, b: Any) -> Node:
     """The remainder with the sign of b: that of C, moved by b where the signs differ."""
+    check_divisor(own, b)
     wide = own.dtype.compute
     left, right = own.operand(a, wide), own.operand(b, wide)
     rest = own.op("fmod", left, right)

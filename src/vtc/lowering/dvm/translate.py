@@ -332,8 +332,11 @@ def _conformed(own: Translation, found: Any, value: Any) -> Any:
 
 
 @functools.cache
-def _table() -> dict[Any, Callable[..., Any]]:
-    return dict(torch._decomp.core_aten_decompositions())
+def _table(target: Any) -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions: those into core operators, and the operator's own."""
+    core = dict(torch._decomp.core_aten_decompositions())
+    own = torch._decomp.decomposition_table.get(target)
+    return core if own is None else {target: own, **core}
 
 
 def _decomposed(own: Translation, node: fx.Node, target: Any) -> Any:
@@ -345,7 +348,8 @@ def _decomposed(own: Translation, node: fx.Node, target: Any) -> Any:
     given = [
         a for a in node.all_input_nodes if isinstance(value_of(a), torch.Tensor | torch.SymInt)
     ]
-    modes = [v.fake_mode for a in given if hasattr(v := value_of(a), "fake_mode")]
+    values = [value_of(a) for a in given] + [value_of(node)]
+    modes = [v.fake_mode for v in values if hasattr(v, "fake_mode")]
     if not modes or any(isinstance(own.values[a], Weak) for a in node.all_input_nodes):
         raise Unsupported(str(target))
 
@@ -356,7 +360,10 @@ def _decomposed(own: Translation, node: fx.Node, target: Any) -> Any:
 
     def trace(function: Callable[..., Any]) -> fx.GraphModule:
         return make_fx(
-            function, decomposition_table=_table(), tracing_mode="real", _allow_non_fake_inputs=True
+            function,
+            decomposition_table=_table(target),
+            tracing_mode="real",
+            _allow_non_fake_inputs=True,
         )(*(value_of(a) for a in given))
 
     try:

@@ -1,0 +1,100 @@
+"""Verdicts on disk, and the processes that reach them.
+
+A folder holds a file for each process, a JSON object a line. All files are read, so a run that is
+stopped goes on in any number of processes, and files of several machines make one score.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SHARES_OF_A_JOB = 4
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The rows of a folder. `share`, as k/n, names the one file that is written.
+
+    {"begun": WHAT} goes before a verdict: as a file's last row it says what ended its process.
+    """
+
+    folder: Path
+    share: str = "0/1"
+
+    @property
+    def own(self) -> Path:
+        return self.folder / f"{self.share.replace('/', '-of-')}.jsonl"
+
+    def append(self, row: Row) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.own.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> list[Row]:
+        return [row for path in sorted(self.folder.glob("*.jsonl")) for row in _read(path)]
+
+    def pending(self) -> Any | None:
+        """What the process of this file had begun when it ended."""
+        rows = _read(self.own) if self.own.exists() else []
+        return rows[-1].get("begun") if rows else None
+
+    def forget(self, gone: Callable[[Row], bool]) -> None:
+        for path in self.folder.glob("*.jsonl"):
+            kept = [json.dumps(row) + "\n" for row in _read(path) if not gone(row)]
+            path.write_text("".join(kept))
+
+
+def _read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def part(items: list[Any], share: str) -> list[Any]:
+    """Those of a share k/n: every n-th from the k-th on."""
+    k, n = map(int, share.split("/"))
+    return items[k::n]
+
+
+def spread(
+    folder: Path,
+    jobs: int,
+    seconds: float,
+    crash: Callable[[Any, int], Row],
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Runs this command for each share of its work, `jobs` at a time, for at most `seconds`.
+
+    Where a process ends, `crash` is the row for what it had begun and its exit code, and another
+    one goes on. Raises RuntimeError if a process fails with nothing begun.
+    """
+    until = time.monotonic() + seconds if seconds else math.inf
+    shares = SHARES_OF_A_JOB * jobs if jobs > 1 else 1
+
+    def supervise(k: int) -> None:
+        journal = Journal(folder, f"{k}/{shares}")
+        while (left := until - time.monotonic()) > 0:
+            command = [sys.executable, *sys.argv, "--share", journal.share]
+            if left < math.inf:
+                command += ["--seconds", f"{left:.0f}"]
+            env = {**os.environ, **(environment or {})}
+            code = subprocess.run(command, env=env, check=False).returncode
+            begun = journal.pending()
+            if code == 0:
+                return
+            if begun is None:
+                raise RuntimeError(f"share {journal.share} ended with {code}")
+            journal.append(crash(begun, code))
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(supervise, range(shares)))
