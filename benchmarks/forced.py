@@ -2,10 +2,9 @@
 
     python benchmarks/forced.py [--device cuda]
 
-Of each of the blocks of `search.py`, four plans are timed whole, in turns on a CPU and as replays
-of CUDA graphs on a GPU: nothing virtual; what the search chooses by its measurements; and two
-that are forced, as many edges as are legal together, those that store first and those that load
-first.
+Of each block of `search.py`, four plans are timed whole, in turns on a CPU and as replays of CUDA
+graphs on a GPU: nothing virtual; what the search chooses by its measurements; and two that are
+forced, as many edges as are legal together, those that store first and those that load first.
 Writes results/forced.json: microseconds of each, how many edges each has, and what it costs by the
 search's measurements.
 """
