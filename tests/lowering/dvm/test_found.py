@@ -102,7 +102,8 @@ def test_what_an_argument_is_left_with_is_not_written_over() -> None:
         z[i] = y
         return z
 
-    check(f, (torch.tensor([5, 1, 7]), torch.tensor([2, 0]), torch.tensor([-3, -4])))
+    args = torch.tensor([5, 1, 7]), torch.tensor([2, 0]), torch.tensor([-3, -4])
+    check(f, args, dynamic=False)
 
 
 def test_two_arguments_are_left_with_one_scattered_value() -> None:
