@@ -102,7 +102,8 @@ def test_what_an_argument_is_left_with_is_not_written_over() -> None:
         z[i] = y
         return z
 
-    check(f, (torch.tensor([5, 1, 7]), torch.tensor([2, 0]), torch.tensor([-3, -4])))
+    args = torch.tensor([5, 1, 7]), torch.tensor([2, 0]), torch.tensor([-3, -4])
+    check(f, args, dynamic=False)
 
 
 def test_two_arguments_are_left_with_one_scattered_value() -> None:
@@ -157,7 +158,8 @@ def test_what_an_anchor_reads_does_not_lie_where_it_stores() -> None:
         return y
 
     check(joined, (r(5, 2, 2, 4), r(5, 1, 3, 4)), dynamic=False, tolerance=1e-5)
-    check(written, (r(4, 4), torch.tensor([3, 1, 0, 2]), r(4, 4)), tolerance=1e-5)
+    args = r(4, 4), torch.tensor([3, 1, 0, 2]), r(4, 4)
+    check(written, args, dynamic=False, tolerance=1e-5)
 
 
 def test_what_is_made_of_no_tensor_is_decomposed() -> None:
