@@ -66,6 +66,7 @@ def capture(
     except Exception as error:
         raise errors.CaptureError(_culprit(error), str(error).split("\n")[0]) from error
     keep_placeholder_meta(lifted, traced)
+    drop_unused_attributes(traced)
     traced, literals = lift_attributes(traced)  # what torch.tensor([...]) in the model makes
     updates = tidy(traced, updated)
     result = program.build(traced, updates, (*constants, *literals), aliases, storages)
@@ -309,6 +310,14 @@ def tidy(graph_module: fx.GraphModule, updated: list[int]) -> tuple[tuple[int, f
     graph.eliminate_dead_code(is_impure_node=lambda n: n in kept or _impure(n))
     graph_module.recompile()
     return tuple(updates)
+
+
+def drop_unused_attributes(graph_module: fx.GraphModule) -> None:
+    """Erase, in place, attributes that nothing reads: PyTorch 2.11 leaves the tensor itself behind
+    where a graph asks for its storage offset."""
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        if not node.users:
+            graph_module.graph.erase_node(node)
 
 
 def _impure(node: fx.Node) -> bool:

@@ -160,10 +160,9 @@ def dynamic(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
 class _Traced:
     """Dynamo's compilation of a frame.
 
-    Sizes that happen to be equal are symbols of their own. A frame is traced with size 1 as a size
-    like others. What PyTorch cannot trace so (dimensions that are broadcast because their size is 1
-    now, tensors without elements), or only in pieces, it traces again by its usual rules: nothing
-    of the frame has run yet.
+    A frame is traced with size 1 as a size like others. What PyTorch cannot trace so (dimensions
+    that are broadcast because their size is 1 now, tensors without elements), or only in pieces, it
+    traces again by its usual rules: nothing of the frame has run yet.
     """
 
     def __init__(self, callback: Any) -> None:
@@ -213,10 +212,9 @@ def _traced(oblivious: bool) -> Iterator[None]:
         config.capture_scalar_outputs,
         config.capture_dynamic_output_shape_ops,
         symbolic_config.backed_size_oblivious,
-        symbolic_config.use_duck_shape,
     )
     try:
-        _set(True, True, oblivious, duck=False)
+        _set(True, True, oblivious)
         with _constant_attributes():
             yield
     finally:
@@ -245,8 +243,7 @@ def _constant_attributes() -> Iterator[None]:
         VariableBuilder.wrap_symfloat = stock
 
 
-def _set(scalars: bool, sizes: bool, oblivious: bool, duck: bool) -> None:
+def _set(scalars: bool, sizes: bool, oblivious: bool) -> None:
     torch._dynamo.config.capture_scalar_outputs = scalars
     torch._dynamo.config.capture_dynamic_output_shape_ops = sizes
     symbolic_config.backed_size_oblivious = oblivious
-    symbolic_config.use_duck_shape = duck

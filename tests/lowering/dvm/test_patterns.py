@@ -8,7 +8,8 @@ import torch
 from lowering.dvm.evaluated import Compiled, assert_close, counted
 from patterns.dynamic_patterns import DYNAMIC
 
-# Whose sizes depend on data: the program is cut there.
+# Where sizes 0 and 1 differ from others in Dynamo's guards, or duck shaping finds equal sizes.
+TWICE = {"rms_norm_of_any_batch_144068", "decode_context_grows"}
 EAGER = {
     "boolean_mask_114220": {"aten.index.Tensor"},
     "masked_select_165421": {"aten.masked_select.default"},
@@ -27,6 +28,6 @@ def test_a_pattern_is_captured_once_and_compiles_no_machine_code(name: str) -> N
     with counted() as counters:
         for args in calls:
             assert_close(compiled(*args), fn(*args))
-    assert counters.captures == 1
+    assert counters.captures == (2 if name in TWICE else 1)
     assert counters.compilations == 0
     assert compiled.eager == EAGER.get(name, set())
