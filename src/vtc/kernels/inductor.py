@@ -122,8 +122,9 @@ class InductorEngine:
 
     def _is_library(self, user: fx.Node) -> bool:
         """Is it an anchor whose kernel takes one strided tensor as an operand?"""
-        own = self.grouping.region_of[user].name in self.own
-        return kind(user) is Kind.ANCHOR and not own
+        if user in self.program.movements or kind(user) is not Kind.ANCHOR:
+            return False
+        return self.grouping.region_of[user].name not in self.own
 
     def _reads(self, user: fx.Node, node: fx.Node) -> bool:
         if user in self.program.movements or kind(user) in (Kind.POINTWISE, Kind.REDUCTION):
