@@ -44,7 +44,9 @@ def main(
     each: Annotated[int, typer.Option(help="Samples an operator and dtype; 0: all.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
     seconds: Annotated[float, typer.Option(help="Stop after this long; 0 is never.")] = 0,
-    state: Annotated[Path, typer.Option(help="The folder of verdicts.")] = Path("opinfo"),
+    folder: Annotated[
+        Path | None, typer.Option("--state", help="The folder of verdicts, to go on from.")
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Judge once more what was not right or not compiled.")
     ] = False,
@@ -52,6 +54,7 @@ def main(
     share: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Run samples and print a score."""
+    state = folder or Path(f"opinfo-{engine}-{variant}")
     each = each or (1 if engine in ("dvm-full", "inductor") else 0)
     if share:
         chosen = part([(n, d) for n, d in tasks(variant) if re.search(filter, n)], share)

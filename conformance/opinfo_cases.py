@@ -101,7 +101,8 @@ def samples(op: OpInfo, dtype: torch.dtype) -> Iterator[Any]:
 
 @dataclass
 class Call:
-    """One call: a function of tensors alone, those tensors, and how many results it gives."""
+    """One call: a function of tensors alone, those tensors, and how many results it gives.
+    `precise` gives the results on float64 inputs, and after them those inputs as they are left."""
 
     run: Callable[..., tuple[Any, ...]]
     tensors: list[Tensor]
@@ -142,7 +143,8 @@ def call_of(op: OpInfo, sample: Any, variant: Variant) -> Call:
         return tuple(pytree.tree_leaves(function(first, *args, **kwargs)))
 
     def precise() -> Any:
-        return op_under_test(*in_float64(copy.deepcopy(tensors)), constants=in_float64(leaves))
+        given = in_float64(copy.deepcopy(tensors))
+        return (*op_under_test(*given, constants=in_float64(leaves)), *given)
 
     return Call(op_under_test, tensors, precise)
 

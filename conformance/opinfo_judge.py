@@ -74,8 +74,8 @@ def has_storage(tensor: Tensor) -> bool:
 
 
 def judge(got: Outcome, want: Outcome, precise: Callable[[], Any], *, values: bool = True) -> None:
-    """Raises Wrong. `precise` gives the results on float64 inputs; `values` False leaves values
-    out of it."""
+    """Raises Wrong. `precise` gives the results on float64 inputs, and after them those inputs as
+    they are left; `values` False leaves values out of it."""
     if len(got.results) != len(want.results):
         raise Wrong(f"{len(got.results)} results, {len(want.results)} in eager")
     reference = _Reference(precise)
@@ -85,7 +85,7 @@ def judge(got: Outcome, want: Outcome, precise: Callable[[], Any], *, values: bo
         raise Wrong(f"aliases {got.homes}, {want.homes} in eager")
     for k, (one, two) in enumerate(zip(got.inputs, want.inputs, strict=True)):
         try:
-            compare(k, one, two, _Reference(lambda: ()), values)
+            compare(k, one, two, reference.after(len(want.results)), values)
         except Wrong as error:
             raise Wrong(f"input afterwards: {error}") from error
     if not torch.equal(got.generator, want.generator):
@@ -93,13 +93,22 @@ def judge(got: Outcome, want: Outcome, precise: Callable[[], Any], *, values: bo
 
 
 class _Reference:
-    """Results on float64 inputs, computed when first asked for."""
+    """Values on float64 inputs, computed when first asked for."""
 
     def __init__(self, compute: Callable[[], Any]) -> None:
         self.compute = compute
         self.found: tuple[Any, ...] | None = None
 
+    def after(self, count: int) -> _Reference:
+        """What comes after the first `count` of them."""
+        return _Reference(lambda: self.all()[count:])
+
     def of(self, k: int) -> Tensor | None:
+        found = self.all()
+        value = found[k] if k < len(found) else None
+        return value if isinstance(value, Tensor) else None
+
+    def all(self) -> tuple[Any, ...]:
         if self.found is None:
             try:
                 with torch.no_grad():
@@ -107,8 +116,7 @@ class _Reference:
                     self.found = tuple(pytree.tree_leaves(self.compute()))
             except Exception:  # not every operator takes float64
                 self.found = ()
-        value = self.found[k] if k < len(self.found) else None
-        return value if isinstance(value, Tensor) else None
+        return self.found
 
 
 def compare(k: int, got: Any, want: Any, reference: _Reference, values: bool) -> None:

@@ -43,6 +43,21 @@ def run(program: Program, *args: Tensor) -> tuple[Any, ...]:
 # Updated inputs.
 
 
+@pytest.mark.parametrize("indexing", ["ij", "xy"])
+def test_what_is_written_through_a_meshgrid_is_seen(indexing: str) -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        first, second = torch.meshgrid(x, y, indexing=indexing)
+        second.mul_(2)
+        return first + second
+
+    x, y = torch.randn(1), torch.randn(3)
+    program = captured(f, (x.clone(), y.clone()))
+    output, updated = run(program, x, y)[0], [program.inputs[i] for i, _ in program.updates]
+    assert [n.meta["user_name"] for n in updated] == ["l_y_"]
+    expected_y = y.clone()
+    assert torch.equal(output, f(x, expected_y))
+
+
 def test_each_updated_input_has_its_final_value() -> None:
     def f(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
         a.add_(x)

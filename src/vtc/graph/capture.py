@@ -102,12 +102,25 @@ def fake(mode: FakeTensorMode, value: Any) -> Any:
     return value
 
 
+class _Functional(FunctionalTensorMode):
+    """Runs meshgrid as the views that it is: its schema has no aliases, so that what is written
+    through them would be lost."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (aten.meshgrid.default, aten.meshgrid.indexing):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 def functional(run: Callable[..., Any], updated: list[int]) -> Callable[..., Any]:
     """`run` without mutation: one trailing `copy_` into each updated input.
 
     `updated` receives the numbers of the inputs that `run` updates.
     """
-    mode = FunctionalTensorMode(pre_dispatch=True, export=True)
+    mode = _Functional(pre_dispatch=True, export=True)
 
     def plain(tensor: FunctionalTensor) -> torch.Tensor:
         torch._sync(tensor)
