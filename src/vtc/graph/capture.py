@@ -42,9 +42,11 @@ def capture(
     control-flow or higher-order operators, or that cannot be made functional.
     """
     control_flow = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
+    mode_type = _Functional
     for node in graph_module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             if branches and node.target in control_flow:
+                mode_type = FunctionalTensorMode  # the operators know no other
                 continue
             raise errors.CaptureError(str(node.target), "higher-order operators are not captured")
     mode = detect_fake_mode(list(example_inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -52,7 +54,7 @@ def capture(
     fakes = [fake(mode, a) for a in (*example_inputs, *constants)]
     lifted = without_vmap(lifted, fakes, mode)
     updated: list[int] = []
-    run = functional(fx.Interpreter(lifted).run, updated)
+    run = functional(fx.Interpreter(lifted).run, updated, mode_type)
     try:
         with torch.no_grad(), mode, functorch_restored(), fx.traceback.preserve_node_meta():
             traced = make_fx(
@@ -115,12 +117,14 @@ class _Functional(FunctionalTensorMode):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def functional(run: Callable[..., Any], updated: list[int]) -> Callable[..., Any]:
+def functional(
+    run: Callable[..., Any], updated: list[int], mode_type: type[FunctionalTensorMode]
+) -> Callable[..., Any]:
     """`run` without mutation: one trailing `copy_` into each updated input.
 
     `updated` receives the numbers of the inputs that `run` updates.
     """
-    mode = _Functional(pre_dispatch=True, export=True)
+    mode = mode_type(pre_dispatch=True, export=True)
 
     def plain(tensor: FunctionalTensor) -> torch.Tensor:
         torch._sync(tensor)
