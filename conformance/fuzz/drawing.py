@@ -202,7 +202,7 @@ class Draw:
             try:
                 exec(code, world)
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
-                return False
+                return False  # eager PyTorch refuses it: another statement is drawn
         return True
 
     def _tame(self, value: Any) -> bool:
