@@ -118,7 +118,9 @@ class _Functional(FunctionalTensorMode):
 
 
 def functional(
-    run: Callable[..., Any], updated: list[int], mode_type: type[FunctionalTensorMode]
+    run: Callable[..., Any],
+    updated: list[int],
+    mode_type: type[FunctionalTensorMode] = _Functional,
 ) -> Callable[..., Any]:
     """`run` without mutation: one trailing `copy_` into each updated input.
 
