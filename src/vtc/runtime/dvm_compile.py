@@ -8,6 +8,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from vtc.lowering.dvm.hints import TooWide, exclude_empty
 from vtc.lowering.settings import Compiled, Settings
 from vtc.program.module import Module
 from vtc.runtime.calls import sharing
+from vtc.runtime.direct import Codes, direct, suits
 from vtc.runtime.dvm import Machine, Program, native_machine
 from vtc.runtime.stock import Unsuitable, refuse_gradients
 from vtc.runtime.watch import guarded, watched
@@ -153,8 +155,10 @@ def dynamic(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
     Dynamo's settings for that hold only while it traces a frame of this model.
     """
     context = torch._dynamo.optimize(backend=backend, dynamic=True)
-    context.callback = _Traced(context.callback)
-    return context(model)
+    codes = Codes(model) if isinstance(model, FunctionType) and suits(model) else None
+    context.callback = _Traced(context.callback, codes)
+    compiled: Callable[..., Any] = context(model)
+    return compiled if codes is None else direct(codes.function, compiled, codes)
 
 
 class _Traced:
@@ -165,16 +169,20 @@ class _Traced:
     traces again by its usual rules: nothing of the frame has run yet.
     """
 
-    def __init__(self, callback: Any) -> None:
+    def __init__(self, callback: Any, codes: Codes | None = None) -> None:
         self._torchdynamo_orig_backend = callback
+        self.codes = codes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torchdynamo_orig_backend, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         # Dynamo's settings are those of all threads, in some releases.
         with compile_lock, _without_collection():
-            return self._traced_frame(*args, **kwargs)
+            found = self._traced_frame(frame, *args, **kwargs)
+        if self.codes is not None:
+            self.codes.add(frame.f_code, found)
+        return found
 
     def _traced_frame(self, *args: Any, **kwargs: Any) -> Any:
         callback, breaks = self._torchdynamo_orig_backend, _graph_breaks()
@@ -212,9 +220,10 @@ def _traced(oblivious: bool) -> Iterator[None]:
         config.capture_scalar_outputs,
         config.capture_dynamic_output_shape_ops,
         symbolic_config.backed_size_oblivious,
+        config.record_runtime_overhead,
     )
     try:
-        _set(True, True, oblivious)
+        _set(True, True, oblivious, False)
         with _constant_attributes():
             yield
     finally:
@@ -243,7 +252,8 @@ def _constant_attributes() -> Iterator[None]:
         VariableBuilder.wrap_symfloat = stock
 
 
-def _set(scalars: bool, sizes: bool, oblivious: bool) -> None:
+def _set(scalars: bool, sizes: bool, oblivious: bool, overhead: bool) -> None:
     torch._dynamo.config.capture_scalar_outputs = scalars
     torch._dynamo.config.capture_dynamic_output_shape_ops = sizes
     symbolic_config.backed_size_oblivious = oblivious
+    torch._dynamo.config.record_runtime_overhead = overhead  # two profiler calls in each call
