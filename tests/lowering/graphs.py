@@ -560,3 +560,30 @@ def rotary_halves_into_heads() -> Graph:
         return (q * cos + rotated * sin).transpose(1, 2).reshape(2, 3, 8)
 
     return f, (randn(2, 3, 8), randn(3, 4), randn(3, 4), randn(8, 8))
+
+
+# Runtime indices into a dimension of size 1, of which only the look-up is left: another input says
+# which, and is updated in place afterwards.
+ONE_ROW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda row, at: row[at],
+    "index_select": lambda row, at: row.index_select(0, at),
+    "gather": lambda row, at: row.gather(0, at[:, None].expand(-1, 2)),
+    "take": lambda row, at: row[:, 0].take(at)[:, None].expand(-1, 2),
+    "embedding": lambda row, at: F.embedding(at, row),
+}
+
+
+def _one_row(form: str) -> Callable[[], Graph]:
+    def f(x: Tensor, at: Tensor, new: Tensor, place: Tensor) -> tuple[Tensor, ...]:
+        row = -x
+        x.copy_(row)
+        both = torch.cat([row, ONE_ROW[form](row, at)])
+        at.index_copy_(0, place, new)
+        return both, both + both
+
+    arguments = randn(1, 2), torch.zeros(2, dtype=torch.int64), torch.arange(5, 7)
+    return lambda: (f, (*arguments, torch.tensor([1, 0])))
+
+
+for form in ONE_ROW:
+    GRAPHS[f"one_row_by_{form}"] = _one_row(form)

@@ -262,7 +262,8 @@ class EffectTable:
 
     def _lookups(self, resolved: Resolved) -> tuple[str, ...]:
         names = self.resolver.vtog.lookups
-        return tuple(names[number] for number in sorted(resolved.map.lookups()))
+        found = resolved.map.lookups() | resolved.indices
+        return tuple(names[number] for number in sorted(found))
 
 
 def _touches_fill(home: Resolved, copy: Copy) -> bool:

@@ -39,12 +39,14 @@ class Resolved:
     map: tensor index -> index in `homes[source].base`; it covers the tensor. A fill has no home.
     scattered: homes that the tensor's elements reach through several runtime indices. Where these
         repeat, elements share a place: they may be written through the map but not read back.
+    indices: lookups that reading the tensor takes, also such as the map can do without.
     """
 
     tensor: str
     map: IndexMap
     homes: tuple[Home, ...]
     scattered: frozenset[Home] = frozenset()
+    indices: frozenset[int] = frozenset()
 
     @cached_property
     def bases(self) -> tuple[str, ...]:
@@ -271,6 +273,7 @@ class Resolver:
         pieces: list[Piece] = []
         taken: list[boxes.Box] = []
         scattered: set[Home] = set()
+        indices: set[int] = set()
         loads = False
         for number in numbers:
             edge = self.vtog.numbered[number]
@@ -284,6 +287,7 @@ class Resolver:
                 for home, old in zip(versions, inner.homes, strict=True)
                 if shared or old in inner.scattered
             )
+            indices |= edge.indices | inner.indices
             pieces += [_renamed(piece, renamed) for piece in map.pieces]
             taken += edge.domain
             loads = loads or (edge.direction == "load" and not edge.inplace)
@@ -297,7 +301,8 @@ class Resolver:
             (same,) = self._physical[name].map.pieces
             pieces += [Piece(low, high, own, same.forms) for low, high in left]
         map = IndexMap(self.plan.tensors[name].shape, pieces)
-        return _pruned(Resolved(name, map.simplify(), tuple(order), frozenset(scattered)))
+        found = name, map.simplify(), tuple(order), frozenset(scattered), frozenset(indices)
+        return _pruned(Resolved(*found))
 
     def one_to_one(self, resolved: Resolved) -> bool:
         """No two elements of the tensor share a place, so it can be written through its map."""
@@ -343,6 +348,7 @@ def _pruned(resolved: Resolved) -> Resolved:
         IndexMap(resolved.map.shape, pieces),
         homes,
         resolved.scattered.intersection(homes),
+        resolved.indices,
     )
 
 

@@ -33,6 +33,8 @@ class Edge:
         `tensor` that lives in `base`. A lookup's number is a position in `Vtog.lookups`.
     source: which operand of the operator the edge is about.
     inplace: `tensor` is a newer version of the storage of `base` (a scatter and its data).
+    indices: lookups that reading through the operator takes. The map may have fewer: one that is in
+        a dimension of size 1 says nothing.
     """
 
     tensor: str
@@ -42,6 +44,7 @@ class Edge:
     map: IndexMap
     source: int
     inplace: bool = False
+    indices: frozenset[int] = frozenset()
 
     @cached_property
     def domain(self) -> tuple[boxes.Box, ...]:
@@ -166,7 +169,8 @@ def _edges(step: PlanMovement, lookups: dict[str, int]) -> Iterator[Edge]:
         for k, source in enumerate(step.sources):
             part = _part(movement.load, k).renumber(lookups=numbers)
             if part.pieces:
-                yield Edge(step.name, source, step.name, "load", part, k)
+                indices = frozenset(numbers.values())
+                yield Edge(step.name, source, step.name, "load", part, k, indices=indices)
     if movement.inplace is not None:
         k = movement.inplace
         same = IndexMap.identity(movement.shape)

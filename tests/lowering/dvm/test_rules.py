@@ -146,6 +146,16 @@ BINARY: dict[str, Case] = {
     "isclose": (lambda x, y: torch.isclose(x, x + y * 1e-6, equal_nan=True), two),
     "differences": (lambda x, y: (torch.diff(x, n=2), torch.diff(y, dim=0)), two),
     "cosine similarity": (F.cosine_similarity, two),
+    "folds of operands that broadcast": (
+        lambda x, y: (
+            *(F.cosine_similarity(x, y, k) for k in (0, 1, 2)),
+            F.cosine_similarity(x[0, 0], y, -2),
+            F.pairwise_distance(x, y),
+            torch.linalg.vecdot(x, y, dim=1),
+            torch.dist(x, y),
+        ),
+        lambda m, n: (r(1, m, n), r(m, 1, n)),
+    ),
     "heaviside": (torch.heaviside, two),
     "casts": (lambda x, y: (x.int(), x.bool(), x.half().float(), y.to(torch.int8)), two),
     "type_as": (lambda x, y: x.type_as(y.double()), two),

@@ -445,19 +445,21 @@ def _vector_norm(
 
 @rule(aten.cosine_similarity.default)
 def _cosine_similarity(own: Lowering, a: Node, b: Node, dim: int = 1, eps: Any = 1e-8) -> Node:
-    """The sum of products of both over their lengths, which are eps at least."""
-    rank = max(len(a.shape), len(b.shape))
-    wide = own.dtype.compute
+    """The sum of products of both over their lengths, which are eps at least. A length is that of
+    the operand as it is broadcast: an element that is repeated along `dim` counts as often."""
+    common = own.graph.joined(a.shape, b.shape)
+    wide, at = own.dtype.compute, dim % len(common)
 
     def of_length_one(x: Node) -> Node:
         x = own.graph.cast(x, wide)
-        while len(x.shape) < rank:
+        while len(x.shape) < len(common):
             x = own.graph.unsqueeze(x, 0)
-        length = own.op("sqrt", own.graph.reduce("sum", own.op("mul", x, x), [dim % rank]))
+        x = own.graph.broadcast(x, [*x.shape[:at], common[at], *x.shape[at + 1 :]])
+        length = own.op("sqrt", own.graph.reduce("sum", own.op("mul", x, x), [at]))
         return own.op("div", x, own.op("maximum", length, own.operand(eps, wide)))
 
     products = own.op("mul", of_length_one(a), of_length_one(b))
-    return own.tagged(folded(own, "sum", products, [dim % rank]))
+    return own.tagged(folded(own, "sum", products, [at]))
 
 
 # Scans.
