@@ -11,7 +11,8 @@ from vtc.program.tile import Access, Attention, Term
 
 M, K, N = sympy.symbols("m k n", integer=True, positive=True)
 SIZES = [(1, 1, 1), (1, 70, 130), (3, 33, 65), (8, 100, 31), (9, 17, 33), (50, 64, 100),
-         (130, 77, 70), (4, 0, 6), (0, 3, 5), (200, 5, 1)]  # fmt: skip
+         (130, 77, 70), (4, 0, 6), (0, 3, 5), (200, 5, 1), (1, 0, 70), (3, 0, 8),
+         (40, 0, 64)]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

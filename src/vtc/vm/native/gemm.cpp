@@ -75,7 +75,7 @@ template <int Type, bool kOffsets>
 void multiply_panels(float* c, int64_t ldc, LeftRows a, const PanelRows& b, int64_t m, int64_t n,
                      int64_t k, bool add) {
   constexpr int size = Type == T_F32 ? 4 : 2;
-  int64_t step = even_rows(m), block = k < 2 * kBlock ? k : kBlock;
+  int64_t step = even_rows(m), block = k < 2 * kBlock ? std::max<int64_t>(k, 1) : kBlock;
   for (int64_t p = 0; p == 0 || p < k; p += block) {
     int64_t depth = std::min(block, k - p);
     for (int64_t j = 0; j < n; j += kPanel)
