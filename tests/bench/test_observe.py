@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import vtc
 from vtc.bench import observe
 
 CPU = torch.device("cpu")
@@ -83,3 +84,18 @@ def test_peak_memory_is_the_most_held_at_once():
         return b - x  # b and the result are held here, as a and b were
 
     assert observe.peak_bytes(call, CPU) == 2 * x.nbytes
+
+
+def test_peak_memory_counts_what_programs_of_the_dvm_keep_between_kernels():
+    def call():
+        kept = x + x
+        total = kept.sum(0)  # a kernel of its own: it reads columns
+        return (kept - total) * kept.sum(1, keepdim=True)
+
+    x = torch.randn(256, 512)
+    with torch.no_grad():
+        compiled = vtc.compile(call, engine="dvm")
+        compiled()
+        peak = observe.peak_bytes(compiled, CPU)
+    # The result; and `kept`, or sums alone where it is computed again.
+    assert x.nbytes + 512 * 4 <= peak <= 3 * x.nbytes

@@ -91,7 +91,8 @@ def attempt(words: list[int]) -> str:
     if large or backward:
         return "too large"
     memory = [np.zeros(n, dtype=np.uint8) for n in room]
-    program.run([m.ctypes.data for m in memory[:buffers]], [0.0] * (words[4] >> 16 & 0xFFFF))
+    params = [0.0] * (words[4] >> 16 & 0xFFFF)
+    program.run([m.ctypes.data for m in memory[:buffers]], params, 1)
     return "run"
 
 

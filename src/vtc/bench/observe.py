@@ -19,6 +19,8 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
+from vtc.vm.machine import workspace_peak
+
 # ATen operators that run a kernel which only moves values. Views run none.
 MOVEMENT_OPERATORS = frozenset(
     {
@@ -235,7 +237,10 @@ def _recorded(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """The most memory that PyTorch allocates during a call, beyond what it held before."""
+    """The most memory that a call needs beyond what PyTorch held before.
+
+    What PyTorch allocates, and on a CPU the arenas and registers of the DVM's programs.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         held = torch.cuda.memory_allocated(device)
@@ -244,13 +249,15 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - held
     with _quiet_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        workspace_peak()
         run()
+        workspace = workspace_peak()
     current = peak = 0
     events = found.profiler.kineto_results.events()
     for event in sorted((e for e in events if e.name() == "[memory]"), key=_start):
         current += event.nbytes()
         peak = max(peak, current)
-    return peak
+    return peak + workspace
 
 
 def _start(event: Any) -> int:

@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import get_num_threads
+
 from vtc.errors import EngineUnavailableError
 from vtc.program.dtypes import DType
 from vtc.program.module import Module
@@ -57,6 +59,12 @@ def pairs_bf16() -> bool:
     return _native.pairs_bf16()
 
 
+def workspace_peak() -> int:
+    """The most bytes of arenas and registers that programs on the CPU had at once since this was
+    last asked. They keep their memory from one run to the next."""
+    return 0 if _native is None else _native.take_workspace_peak()
+
+
 def features() -> dict[str, Any]:
     """What of this machine a program with packed operands was made for."""
     return {
@@ -77,8 +85,11 @@ class Validated:
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
-        #: As `Encoded.run`, but gives the number of a fault instead of raising IndexError.
-        self.run = program.run
+        self._run = program.run
+
+    def run(self, pointers: Sequence[int], params: Sequence[float] = ()) -> int:
+        """As `Encoded.run`, but gives the number of a fault instead of raising IndexError."""
+        return self._run(pointers, params, get_num_threads())
 
     @property
     def extents(self) -> list[int]:
@@ -124,21 +135,22 @@ class Encoded:
         return self._program.used
 
     def run(self, pointers: Sequence[int], params: Sequence[float] = ()) -> None:
-        """Runs the program, without the interpreter lock.
+        """Runs the program on PyTorch's number of threads, without the interpreter lock.
 
         pointers: the address of the first element of each buffer, 0 for temporaries. params: the
         module's runtime scalars. Raises IndexError if a runtime index was out of range (nothing
         outside the buffers was touched; outputs are then unspecified), ValueError for a wrong
         number of pointers or params.
         """
-        fault = self._run(pointers, params)
+        fault = self._run(pointers, params, get_num_threads())
         if fault:
             raise index_error(self._module, fault)
 
     def timed(self, pointers: Sequence[int], params: Sequence[float] = ()) -> dict[str, int]:
         """Runs the program, and gives the nanoseconds that one thread spent on each kernel."""
         names = [kernel.name for kernel in self._module.kernels()]
-        return dict(zip(names, self._program.timed(pointers, params), strict=True))
+        times = self._program.timed(pointers, params, get_num_threads())
+        return dict(zip(names, times, strict=True))
 
 
 def index_error(module: Module, fault: int) -> IndexError:

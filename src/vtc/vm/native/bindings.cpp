@@ -13,6 +13,7 @@
 
 #include "device_launch.h"
 #include "encode.h"
+#include "helpers.h"
 #include "pages.h"
 #include "run.h"
 #include "table.h"
@@ -27,17 +28,19 @@ using vtc::Word;
 
 using WordArray = nb::ndarray<nb::numpy, Word, nb::ndim<1>>;
 
-WordArray words_of(const Program& program) {
-  size_t n = program.words.size();
+WordArray array_of(const std::vector<Word>& words) {
+  size_t n = words.size();
   Word* copy = new Word[n];
-  std::copy(program.words.begin(), program.words.end(), copy);
+  std::copy(words.begin(), words.end(), copy);
   nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<Word*>(p); });
   return WordArray(copy, {n}, owner);
 }
 
+vtc::ProgramView view_of(const Program& program) { return {program.words->data()}; }
+
 void check(const Program& program, const std::vector<uintptr_t>& pointers,
            const std::vector<double>& params) {
-  vtc::ProgramView view{program.words.data()};
+  vtc::ProgramView view = view_of(program);
   if (static_cast<int>(pointers.size()) != view.buffers())
     throw nb::value_error("run() needs one pointer a buffer");
   if (static_cast<int>(params.size()) != view.params())
@@ -48,30 +51,31 @@ void check(const Program& program, const std::vector<uintptr_t>& pointers,
 }
 
 uint64_t run(const Program& program, const std::vector<uintptr_t>& pointers,
-             const std::vector<double>& params) {
+             const std::vector<double>& params, int threads) {
   check(program, pointers, params);
   nb::gil_scoped_release release;
-  vtc::ProgramView view{program.words.data()};
+  vtc::ProgramView view = view_of(program);
   for (int b : program.fresh)
     vtc::want_huge_pages(reinterpret_cast<void*>(pointers[b]),
                          program.extents[b] * vtc::kItemsize[view.type(b)]);
-  return vtc::run_program(program.words.data(), pointers.data(), params.data());
+  return vtc::run_program(program.words, pointers.data(), params.data(), threads);
 }
 
 std::vector<int64_t> timed(const Program& program, const std::vector<uintptr_t>& pointers,
-                           const std::vector<double>& params) {
+                           const std::vector<double>& params, int threads) {
   check(program, pointers, params);
-  std::vector<int64_t> times(vtc::ProgramView{program.words.data()}.kernels(), 0);
+  std::vector<int64_t> times(view_of(program).kernels(), 0);
   nb::gil_scoped_release release;
-  vtc::run_program(program.words.data(), pointers.data(), params.data(), times.data());
+  vtc::run_program(program.words, pointers.data(), params.data(), threads, times.data());
   return times;
 }
 
 std::unique_ptr<Program> from_words(nb::ndarray<const Word, nb::ndim<1>, nb::c_contig> words) {
   auto program = std::make_unique<Program>();
-  program->words.assign(words.data(), words.data() + words.shape(0));
-  if (auto problem = vtc::validate(program->words)) throw nb::value_error(problem->c_str());
-  vtc::ProgramView view{program->words.data()};
+  std::vector<Word> copy(words.data(), words.data() + words.shape(0));
+  if (auto problem = vtc::validate(copy)) throw nb::value_error(problem->c_str());
+  program->words = std::make_shared<const std::vector<Word>>(std::move(copy));
+  vtc::ProgramView view = view_of(*program);
   for (int b = 0; b < view.buffers(); ++b) program->extents.push_back(view.extent(b));
   return program;
 }
@@ -83,7 +87,7 @@ uint64_t launch(const Program& program, const vtc::DeviceInterpreter& interprete
                 uintptr_t arena, uintptr_t stream) {
   check(program, pointers, params);
   if (uint64_t fault = interpreter.take_fault()) return fault;
-  vtc::ProgramView view{program.words.data()};
+  vtc::ProgramView view = view_of(program);
   std::vector<uintptr_t> at(pointers);
   for (int b = 0; b < view.buffers(); ++b)
     if (view.in_arena(b)) at[b] = arena + view.offset(b);
@@ -95,12 +99,9 @@ uint64_t launch(const Program& program, const vtc::DeviceInterpreter& interprete
 // (words, numbers of buffers, tasks, bytes of shared memory) of each launch.
 nb::list launches(const Program& program) {
   nb::list found;
-  for (const vtc::DeviceKernel& kernel : program.launches) {
-    Program block;
-    block.words = kernel.block;
-    found.append(nb::make_tuple(words_of(block), kernel.buffers, kernel.tasks,
+  for (const vtc::DeviceKernel& kernel : program.launches)
+    found.append(nb::make_tuple(array_of(kernel.block), kernel.buffers, kernel.tasks,
                                 kernel.shared_bytes));
-  }
   return found;
 }
 
@@ -120,20 +121,20 @@ NB_MODULE(_native, m) {
   });
   nb::class_<Program>(m, "Program")
       .def_static("from_words", &from_words, nb::arg("words"))
-      .def("words", &words_of)
+      .def("words", [](const Program& p) { return array_of(*p.words); })
       .def_prop_ro("arena_bytes",
-                   [](const Program& p) { return vtc::ProgramView{p.words.data()}.arena_bytes(); })
+                   [](const Program& p) { return view_of(p).arena_bytes(); })
       .def_ro("extents", &Program::extents)
       .def_prop_ro("types",
                    [](const Program& p) {
-                     vtc::ProgramView view{p.words.data()};
+                     vtc::ProgramView view = view_of(p);
                      std::vector<int> types;
                      for (int b = 0; b < view.buffers(); ++b) types.push_back(view.type(b));
                      return types;
                    })
       .def_prop_ro("used",
                    [](const Program& p) {
-                     vtc::ProgramView view{p.words.data()};
+                     vtc::ProgramView view = view_of(p);
                      std::vector<bool> used;
                      for (int b = 0; b < view.buffers(); ++b) used.push_back(view.extent(b) > 0);
                      return used;
@@ -141,8 +142,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("launches", &launches)
       .def("launch", &launch, nb::arg("interpreter"), nb::arg("pointers"), nb::arg("params"),
            nb::arg("arena"), nb::arg("stream"))
-      .def("run", &run, nb::arg("pointers"), nb::arg("params"))
-      .def("timed", &timed, nb::arg("pointers"), nb::arg("params"));
+      .def("run", &run, nb::arg("pointers"), nb::arg("params"), nb::arg("threads"))
+      .def("timed", &timed, nb::arg("pointers"), nb::arg("params"), nb::arg("threads"));
   nb::class_<vtc::Encoder>(m, "Encoder")
       .def("__init__",
            [](vtc::Encoder* self, const std::vector<int64_t>& image) {
@@ -162,6 +163,8 @@ NB_MODULE(_native, m) {
           },
           nb::arg("cubin"), nb::arg("processors"), nb::arg("fault"))
       .def("take_fault", &vtc::DeviceInterpreter::take_fault);
+  m.def("helpers_started", &vtc::helpers_started);
+  m.def("take_workspace_peak", &vtc::take_workspace_peak);
   m.def("panel_width", [] { return vtc::table().gemm.panel; });
   m.def("pairs_bf16", [] { return vtc::table().gemm.multiply_pairs != nullptr; });
   m.def("instruction_set", [] { return std::string(vtc::table().name); });

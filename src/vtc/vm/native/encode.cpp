@@ -233,9 +233,11 @@ std::unique_ptr<Program> Encoder::encode(std::span<const int64_t> sizes, bool de
   thread_local std::vector<int64_t> values;
   module_.evaluate(sizes, values);
   auto program = std::make_unique<Program>();
-  program->words.reserve(256);
-  Writer(module_, values, program->words, device).write();
-  if (device) program->launches = lower_device(program->words);
+  std::vector<Word> words;
+  words.reserve(256);
+  Writer(module_, values, words, device).write();
+  if (device) program->launches = lower_device(words);
+  program->words = std::make_shared<const std::vector<Word>>(std::move(words));
   for (const IrBuffer& b : module_.buffers) {
     int64_t extent = std::max<int64_t>(values[b.extent], 0);
     if (b.kind == 1 && static_cast<size_t>(extent * kItemsize[b.type]) >= kHugeBytes)

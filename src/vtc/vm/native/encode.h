@@ -115,7 +115,7 @@ class KernelWriter {
 };
 
 struct Program {
-  std::vector<Word> words;
+  std::shared_ptr<const std::vector<Word>> words;
   std::vector<int64_t> extents;
   std::vector<int> fresh;  // large buffers that the program is the first to touch
   std::vector<DeviceKernel> launches;  // where it was encoded for a device

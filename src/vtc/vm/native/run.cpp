@@ -2,13 +2,16 @@
 
 #include "run.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "helpers.h"
 #include "state.h"
+#include "team.h"
 
 namespace vtc {
 namespace {
@@ -127,7 +130,7 @@ class Walk {
     const Word* program = s_.run->program.w;
     for (const Word* w = s_.run->program.steps();; ++step_) {
       switch (op_of(*w)) {
-        case OP_END: return;
+        case OP_END: return end();
         case OP_BARRIER:
           barrier();
           w += 1;
@@ -149,6 +152,16 @@ class Walk {
     if (last_ >= 0) charge();
   }
 
+  // The first thread is the caller: it returns when everything is done. Nobody waits for helpers.
+  void end() {
+    if (!sharing_) return;
+    if (thread_ == 0)
+      sharing_->finish(step_, mine_, all_);
+    else
+      sharing_->add(step_, mine_, all_);
+    if (last_ >= 0) charge();
+  }
+
   bool branch(const Word* w) const {
     const char* predicate = s_.run->pointers[w[1]];
     return sharing_ ? sharing_->decide(step_, predicate) : *predicate != 0;
@@ -161,7 +174,7 @@ class Walk {
     all_ += tasks;
     while (sharing_ ? sharing_->claim(step_, tasks, thread_, first, last) : first < last) {
       mine_ += last - first;
-      // An exception may not leave the parallel region; others wait for what was claimed.
+      // An exception may not leave a helper; others wait for what was claimed.
       try {
         if (!begun && !s_.run->out_of_memory) begin_kernel(s_, w);
         begun = true;
@@ -193,6 +206,8 @@ class Walk {
   int64_t last_ = -1;           // the last kernel
 };
 
+constexpr int kMostThreads = 1024;
+
 // Threads keep their memory from one run to the next.
 State& thread_state() {
   thread_local State state{};
@@ -201,7 +216,7 @@ State& thread_state() {
 
 // No path through a program has more steps.
 int64_t count_steps(ProgramView program) {
-  int64_t steps = 0;
+  int64_t steps = 1;
   for (const Word* w = program.steps(); op_of(*w) != OP_END; ++steps) {
     switch (op_of(*w)) {
       case OP_BARRIER: w += 1; break;
@@ -229,40 +244,101 @@ class Running {
   int others_;
 };
 
+void take_part(Run& run, int thread) {
+  State& s = thread_state();
+  s.run = &run;
+  s.table = &table();
+  Walk(s, thread).run();
+}
+
+// A run that several threads take part in. It owns what a helper that comes late reads.
+class SharedRun : public Job {
+ public:
+  void start(Words words, char** at, const double* params, char* arena, int64_t* times,
+             int threads) {
+    words_ = std::move(words);
+    ProgramView program{words_->data()};
+    pointers_.assign(at, at + program.buffers());
+    sharing_.start(count_steps(program), threads);
+    run_.emplace(program, pointers_.data(), params, arena, times, &sharing_);
+  }
+
+  void help(int thread) override { take_part(*run_, thread); }
+
+  Run& run() { return *run_; }
+
+ private:
+  Words words_;
+  std::vector<char*> pointers_;
+  Sharing sharing_;
+  std::optional<Run> run_;
+};
+
+// The caller's own, used again unless a helper that is late still has it.
+std::shared_ptr<SharedRun> thread_run() {
+  thread_local std::shared_ptr<SharedRun> own;
+  if (!own || own.use_count() > 1) own = std::make_shared<SharedRun>();
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return own;
+}
+
 Scratch& thread_arena() {
   thread_local Scratch arena;
   return arena;
 }
 
+// Memory beside the caller's buffers that running programs have, in bytes, and the most there was.
+std::atomic<int64_t> workspace{0}, workspace_peak{0};
+
+class Workspace {
+ public:
+  explicit Workspace(int64_t bytes) : bytes_(bytes) {
+    int64_t now = workspace.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    int64_t peak = workspace_peak.load(std::memory_order_relaxed);
+    while (now > peak && !workspace_peak.compare_exchange_weak(peak, now)) {
+    }
+  }
+  ~Workspace() { workspace.fetch_sub(bytes_, std::memory_order_relaxed); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+ private:
+  int64_t bytes_;
+};
+
 }  // namespace
 
-uint64_t run_program(const Word* words, const uintptr_t* pointers, const double* params,
-                     int64_t* times) {
-  ProgramView program{words};
+uint64_t run_program(const Words& words, const uintptr_t* pointers, const double* params,
+                     int threads, int64_t* times) {
+  ProgramView program{words->data()};
   char* arena = thread_arena().get(program.arena_bytes() + 64);
   thread_local std::vector<char*> at;
   at.resize(program.buffers());
   for (int b = 0; b < program.buffers(); ++b)
     at[b] = program.in_arena(b) ? arena + program.offset(b) : reinterpret_cast<char*>(pointers[b]);
   Running running;
-  int threads = program.parallel() ? running.share(omp_get_max_threads()) : 1;
-  thread_local Sharing sharing;
-  if (threads > 1) sharing.start(count_steps(program), threads);
-  Run run{program, at.data(), params, arena, times, threads > 1 ? &sharing : nullptr};
-  auto work = [&run](int thread) {
-    State& s = thread_state();
-    s.run = &run;
-    s.table = &table();
-    Walk(s, thread).run();
+  threads = program.parallel() ? running.share(std::min(threads, kMostThreads)) : 1;
+  Workspace held(program.arena_bytes() + threads * program.register_bytes());
+  auto done = [](const Run& run) {
+    if (run.out_of_memory) throw std::bad_alloc();
+    return run.fault.load();
   };
   if (threads == 1) {
-    work(0);
-  } else {
-#pragma omp parallel num_threads(threads)
-    work(omp_get_thread_num());
+    Run run{program, at.data(), params, arena, times, nullptr};
+    take_part(run, 0);
+    return done(run);
   }
-  if (run.out_of_memory) throw std::bad_alloc();
-  return run.fault.load();
+  std::shared_ptr<SharedRun> shared = thread_run();
+  shared->start(words, at.data(), params, arena, times, threads);
+  if (Team& team = Team::own(); team.ready(threads)) {
+    team.run(threads, [&](int thread) { shared->help(thread); });
+  } else {
+    Offer offer(shared, threads - 1);
+    shared->help(0);
+  }
+  return done(shared->run());
 }
+
+int64_t take_workspace_peak() { return workspace_peak.exchange(workspace.load()); }
 
 }  // namespace vtc

@@ -5,7 +5,8 @@
 // something else, keeps nobody waiting but for the piece it is in. A phase, the kernels between two
 // barriers, is over when as many tasks are done as it has, whoever did them; a thread that comes late
 // finds nothing to claim and goes on. All threads take the same path: the first to reach a branch
-// decides for all, since later phases may overwrite the predicate.
+// decides for all, since later phases may overwrite the predicate. So a thread that comes when all
+// is done reads nothing but the counters here.
 #pragma once
 
 #include <algorithm>
@@ -16,9 +17,16 @@
 
 namespace vtc {
 
+// What a thread does between two looks at what it waits for.
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
 class Sharing {
  public:
-  // For a run of at most `steps` kernels, barriers and branches. Not while threads are at work.
+  // For a run of at most `steps` kernels, barriers, branches and ends. Not while threads are at work.
   void start(int64_t steps, int threads) {
     threads_ = threads;
     stride_ = (threads + kLine - 1) / kLine * kLine;
@@ -48,13 +56,18 @@ class Sharing {
     return false;
   }
 
+  // Adds `mine` to the tasks done in the phase that ends at step `step`; says if these are `all`.
+  bool add(int64_t step, int64_t mine, int64_t all) {
+    std::atomic<int64_t>& done = words_[step * stride_];
+    if (mine == 0 || done.fetch_add(mine, std::memory_order_acq_rel) + mine < all) return false;
+    done.notify_all();
+    return true;
+  }
+
   // Adds `mine` to the tasks done in the phase that ends at step `step`, and waits for `all`.
   void finish(int64_t step, int64_t mine, int64_t all) {
-    std::atomic<int64_t>& done = words_[step * stride_];
-    if (mine > 0 && done.fetch_add(mine, std::memory_order_acq_rel) + mine == all) {
-      done.notify_all();
-      return;
-    }
+    if (add(step, mine, all)) return;
+    const std::atomic<int64_t>& done = words_[step * stride_];
     for (int turn = 0;; ++turn) {
       int64_t now = done.load(std::memory_order_acquire);
       if (now == all) return;
@@ -81,12 +94,6 @@ class Sharing {
  private:
   static constexpr int64_t kLine = 8;  // counters in a cache line
   static constexpr int kSpins = 1000, kYields = 50;
-
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
 
   std::unique_ptr<std::atomic<int64_t>[]> words_;
   int64_t size_ = 0, stride_ = 0;

@@ -37,7 +37,8 @@ class Scratch {
   size_t size_ = 0;
 };
 
-// What all threads of a run share.
+// What all threads of a run share. Threads that come late read none of what it points to but the
+// words of the program.
 struct Run {
   ProgramView program;
   char* const* pointers;  // one a buffer, those of the arena filled in
