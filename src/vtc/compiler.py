@@ -56,6 +56,9 @@ def compile(
     `torch.compile`.
     options: `vtc.Options`, or a mapping of its fields.
 
+    The result's other methods are the model's own, and call what they called: for `generate` of
+    transformers to run compiled code, compile `model.forward` and assign it.
+
     The model runs under `torch.no_grad()` or `torch.inference_mode()` as its caller does; a call
     that records gradients is compiled by stock TorchInductor, with one warning. An ONNX file is
     called with its inputs in order or by name, and gives its output, or a tuple of several. Raises

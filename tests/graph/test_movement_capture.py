@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from graph.movement_checks import check_movement
 from patterns.movement_patterns import ALIASING, PATTERNS
-from vtc.graph.capture import functional
+from vtc.graph.functional import functional
 from vtc.graph.movement import BoundMovement, is_movement_target, movement_of
 from vtc.index import IndexMap
 

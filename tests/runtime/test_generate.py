@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -45,6 +46,18 @@ def generate(model: Any, prompt: Tensor, cache: str) -> Any:
     )  # fmt: skip
 
 
+class Counted:
+    """A compiled forward, and how often it was called."""
+
+    def __init__(self, forward: Any) -> None:
+        self.forward, self.calls = forward, 0
+        functools.update_wrapper(self, forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.forward(*args, **kwargs)
+
+
 def assert_same_text(found: Any, want: Any) -> None:
     """The same tokens, up to the first that two equal logits tie for."""
     assert found.sequences.shape == want.sequences.shape
@@ -69,13 +82,25 @@ def test_text_is_that_of_eager_pytorch(
     compiled: list[Any] = []
     monkeypatch.setattr(compile_fx, "compile_fx", lambda *args, **kwargs: compiled.append(args))
     counters.reset()
-    model.forward = vtc.compile(model.forward, engine="dvm")
+    model.forward = forward = Counted(vtc.compile(model.forward, engine="dvm"))
     with warnings.catch_warnings():
         warnings.simplefilter("error", vtc.errors.VtcWarning)
         for prompt in prompts:
             assert_same_text(generate(model, prompt, cache), generate(plain, prompt, cache))
+    assert forward.calls == TOKENS * len(PROMPTS)  # each token is the compiled model's
     assert counters.captures == CAPTURES[cache]
     assert counters.compilations == len(compiled) == counters.eager == 0
+
+
+@torch.no_grad()
+def test_other_methods_of_a_compiled_model_run_it_as_it_is() -> None:
+    """As those of `torch.compile(model)`: `generate` is compiled through the model's `forward`."""
+    model = small("Llama")
+    counters.reset()
+    vtc.compile(model, engine="dvm").generate(
+        torch.randint(1, 512, (1, 5)), max_new_tokens=3, do_sample=False, pad_token_id=0
+    )
+    assert counters.captures == 0
 
 
 @torch.no_grad()

@@ -11,20 +11,19 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils import _pytree as pytree
 
 from vtc import errors
 from vtc.graph import program
+from vtc.graph.functional import traced
 from vtc.graph.program import InputView, Program
 from vtc.graph.strides import alike, is_empty, restrided
 from vtc.graph.vmaps import functorch_restored, without_vmap
@@ -42,7 +41,7 @@ def capture(
     control-flow or higher-order operators, or that cannot be made functional.
     """
     control_flow = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
-    mode_type = _Functional
+    mode_type = None
     for node in graph_module.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             if branches and node.target in control_flow:
@@ -54,24 +53,21 @@ def capture(
     fakes = [fake(mode, a) for a in (*example_inputs, *constants)]
     lifted = without_vmap(lifted, fakes, mode)
     updated: list[int] = []
-    run = functional(fx.Interpreter(lifted).run, updated, mode_type)
     try:
         with torch.no_grad(), mode, functorch_restored(), fx.traceback.preserve_node_meta():
-            traced = make_fx(
-                run, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
-            )(*fakes)
+            trace = traced(lifted, fakes, mode, updated, mode_type)
             with _no_new_sizes(mode):
                 outputs, aliases, storages = returned(lifted, fakes, updated)
-            restride(traced, outputs, storages)
+            restride(trace, outputs, storages)
     except errors.CaptureError:
         raise
     except Exception as error:
         raise errors.CaptureError(_culprit(error), str(error).split("\n")[0]) from error
-    keep_placeholder_meta(lifted, traced)
-    drop_unused_attributes(traced)
-    traced, literals = lift_attributes(traced)  # what torch.tensor([...]) in the model makes
-    updates = tidy(traced, updated)
-    result = program.build(traced, updates, (*constants, *literals), aliases, storages)
+    keep_placeholder_meta(lifted, trace)
+    drop_unused_attributes(trace)
+    trace, literals = lift_attributes(trace)  # what torch.tensor([...]) in the model makes
+    updates = tidy(trace, updated)
+    result = program.build(trace, updates, (*constants, *literals), aliases, storages)
     return explicit_autocast(result) if ambient_autocast(result) else result
 
 
@@ -102,57 +98,6 @@ def fake(mode: FakeTensorMode, value: Any) -> Any:
     if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
         return mode.from_tensor(value)
     return value
-
-
-class _Functional(FunctionalTensorMode):
-    """Runs meshgrid as the views that it is: its schema has no aliases, so that what is written
-    through them would be lost."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func in (aten.meshgrid.default, aten.meshgrid.indexing):
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-def functional(
-    run: Callable[..., Any],
-    updated: list[int],
-    mode_type: type[FunctionalTensorMode] = _Functional,
-) -> Callable[..., Any]:
-    """`run` without mutation: one trailing `copy_` into each updated input.
-
-    `updated` receives the numbers of the inputs that `run` updates.
-    """
-    mode = mode_type(pre_dispatch=True, export=True)
-
-    def plain(tensor: FunctionalTensor) -> torch.Tensor:
-        torch._sync(tensor)
-        return torch._from_functional_tensor(tensor.elem)
-
-    def inner(*args: Any) -> Any:
-        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            with mode:
-                wrapped = [
-                    FunctionalTensor.to_functional(a) if isinstance(a, torch.Tensor) else a
-                    for a in args
-                ]
-                out = pytree.tree_map_only(FunctionalTensor, plain, run(*wrapped))
-                values = [
-                    (i, plain(t))
-                    for i, t in enumerate(wrapped)
-                    if isinstance(t, FunctionalTensor)
-                    and torch._functionalize_has_data_mutation(t.elem)
-                ]
-            for i, value in values:
-                updated.append(i)
-                args[i].copy_(value)
-        return out
-
-    return inner
 
 
 def lift_attributes(

@@ -1,0 +1,191 @@
+"""Tracing a graph as functional ATen: as it is where it updates nothing, functionalized else.
+
+Functionalization wraps every value and calls every operator twice; most graphs of inference need
+none of it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+aten = torch.ops.aten
+
+# Batch norms update their running statistics though no schema says so.
+_NORMS = frozenset(
+    {
+        aten.batch_norm.default,
+        aten.instance_norm.default,
+        aten._batch_norm_impl_index.default,
+        aten.native_batch_norm.default,
+        aten.cudnn_batch_norm.default,
+        aten.miopen_batch_norm.default,
+    }
+)
+# Names of functions: in-place operators of Python's, and of those norms.
+_UPDATING = frozenset(
+    {"setitem", "batch_norm", "instance_norm"}
+    | {name for name in vars(operator) if name.startswith("i") and f"__{name}__" in vars(operator)}
+    - {"inv", "invert", "index", "indexOf", "is_", "is_not"}
+)
+_LOGICAL = frozenset({"and_", "or_", "not_", "is_"})
+
+
+def _hides_writes(func: Any, args: tuple[Any, ...]) -> bool:
+    """Has the operator views for results, or does it update its arguments, though its schema does
+    not say so?"""
+    if func is aten.instance_norm.default:
+        _, _, _, mean, _, by_input, *_ = args
+        return mean is not None and bool(by_input)
+    return func in (aten.meshgrid.default, aten.meshgrid.indexing)
+
+
+class _Functional(FunctionalTensorMode):
+    """Takes operators apart in which writes would be lost."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if _hides_writes(func, args):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def functional(
+    run: Callable[..., Any],
+    updated: list[int],
+    mode_type: type[FunctionalTensorMode] = _Functional,
+) -> Callable[..., Any]:
+    """`run` without mutation: one trailing `copy_` into each updated input.
+
+    `updated` receives the numbers of the inputs that `run` updates.
+    """
+    mode = mode_type(pre_dispatch=True, export=True)
+
+    def plain(tensor: FunctionalTensor) -> torch.Tensor:
+        torch._sync(tensor)
+        return torch._from_functional_tensor(tensor.elem)
+
+    def inner(*args: Any) -> Any:
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            with mode:
+                wrapped = [
+                    FunctionalTensor.to_functional(a) if isinstance(a, torch.Tensor) else a
+                    for a in args
+                ]
+                out = pytree.tree_map_only(FunctionalTensor, plain, run(*wrapped))
+                values = [
+                    (i, plain(t))
+                    for i, t in enumerate(wrapped)
+                    if isinstance(t, FunctionalTensor)
+                    and torch._functionalize_has_data_mutation(t.elem)
+                ]
+            for i, value in values:
+                updated.append(i)
+                args[i].copy_(value)
+        return out
+
+    return inner
+
+
+def traced(
+    graph_module: fx.GraphModule,
+    fakes: Sequence[Any],
+    mode: FakeTensorMode,
+    updated: list[int],
+    mode_type: type[FunctionalTensorMode] | None = None,
+) -> fx.GraphModule:
+    """The graph as functional ATen above decomposition, one trailing `copy_` into each updated
+    input, whose numbers `updated` receives. `mode_type` functionalizes in the place of our mode."""
+    # Values are dropped at once at the end: one by one takes longer.
+    run = fx.Interpreter(graph_module, garbage_collect_values=False).run
+    if mode_type is None and not may_update(graph_module):
+        found = _trace_plain(run, fakes, mode)
+        if found is not None:
+            return found
+    return _trace(functional(run, updated, mode_type or _Functional), fakes)
+
+
+def _trace(run: Callable[..., Any], fakes: Sequence[Any]) -> fx.GraphModule:
+    traced: fx.GraphModule = make_fx(
+        run, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
+    )(*fakes)
+    return traced
+
+
+def _trace_plain(
+    run: Callable[..., Any], fakes: Sequence[Any], mode: FakeTensorMode
+) -> fx.GraphModule | None:
+    """The trace of a graph that updates nothing, which is functional as it is; None if it does."""
+    env = mode.shape_env
+    pending = list(env.pending_fresh_unbacked_symbols) if env is not None else []
+
+    def inner(*args: Any) -> Any:
+        with _Plain(pre_dispatch=True, export=True):
+            return run(*args)
+
+    try:
+        return _trace(inner, fakes)
+    except _Updates:
+        if env is not None:
+            env.pending_fresh_unbacked_symbols[:] = pending
+        return None
+
+
+class _Updates(Exception):  # noqa: N818 - a finding about a graph
+    """The graph updates a tensor."""
+
+
+class _Plain(_Functional):
+    """Decomposes the operators that functional traces decompose, and makes nothing functional.
+
+    Raises _Updates at the first operator that writes a tensor, or may do so although its schema
+    does not say it.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload) or func in _NORMS:
+            raise _Updates
+        if func not in FunctionalTensor.metadata_fns:
+            composite = self._can_decompose(func, args, kwargs)
+            known = torch._C._dispatch_has_kernel(func.name())
+            if _hides_writes(func, args) or (composite and known):
+                with self:
+                    found = func.decompose(*args, **kwargs)
+                if found is not NotImplemented:
+                    return found
+        if func._schema.is_mutable:
+            raise _Updates
+        if func is aten.lift_fresh.default:  # a literal, which is a new tensor in each call
+            func = aten.lift_fresh_copy.default
+        return func(*args, **kwargs)
+
+
+def may_update(graph_module: fx.GraphModule) -> bool:
+    """Does a graph of Dynamo's look as if it updates a tensor? By the names of what it calls: the
+    trace finds out for sure, and a wrong guess costs time only."""
+    for node in graph_module.graph.nodes:
+        if node.op == "call_module":
+            return True
+        if node.op not in ("call_function", "call_method"):
+            continue
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        plain = name.endswith("__") or name in _LOGICAL or not name.endswith("_")
+        if not plain or name in _UPDATING:
+            return True
+        if node.kwargs.get("out") is not None or node.kwargs.get("inplace"):
+            return True
+    return False
