@@ -48,15 +48,19 @@ unit: $(VENV)/.installed-dev  ## pytest
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # The interpreter is built with sanitizers in the place of the usual one, which is put back after.
+# Faults go to files, which are printed: pytest keeps what a process says that ends with one.
+FAULTS    := $(CURDIR)/build/sanitized/fault
 SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so)" PYTHONPATH=tests \
-	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 $(BIN)/python
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(FAULTS) \
+	UBSAN_OPTIONS=print_stacktrace=1:log_path=$(FAULTS) $(BIN)/python
 
 sanitize: $(VENV)/.installed-dev  ## tests/vm and SEEDS generated programs under ASan and UBSan
 	$(PIP) install -q --no-deps -e . -C build-dir=build/sanitized -C cmake.define.VTC_SANITIZE=ON
-	status=0; \
+	status=0; rm -f $(FAULTS).*; \
 	$(SANITIZED) -m pytest tests/vm || status=1; \
 	$(SANITIZED) -m vm.conformance --seeds $(SEEDS) --workers $(JOBS) || status=1; \
 	$(SANITIZED) -m vm.conformance --seeds $$(($(SEEDS) / 20)) --large --workers $(JOBS) || status=1; \
+	cat $(FAULTS).* 2>/dev/null; \
 	$(PIP) install -q --no-deps -e .; \
 	exit $$status
 
