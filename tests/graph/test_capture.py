@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from vtc import errors
 from vtc.graph.capture import capture
+from vtc.graph.functional import ACTIVATIONS
 from vtc.graph.program import InputView, Program, value_of
 from vtc.runtime.calls import overlapping
 
@@ -95,6 +96,23 @@ def test_in_place_operators_become_functional_ones() -> None:
     assert aten.index_copy.default in targets(program)
     assert "updated inputs: " in str(program)
     assert "none" not in str(program)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_activations_in_place_are_seen_through_views_and_arguments(activation: Any) -> None:
+    def f(x: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 1.5
+        activation(y[1:])
+        z = x + 1
+        activation(z.view(-1))
+        activation(given[0])
+        return y * 2, z + given
+
+    x, given = torch.randn(4, 6), torch.randn(4, 6)
+    program = captured(f, (x, given.clone()))
+    assert ACTIVATIONS[activation] in targets(program)
+    found = run(program, x, given.clone())
+    assert all(torch.equal(a, b) for a, b in zip(found, f(x, given), strict=False))
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,20 @@ _UPDATING = frozenset(
 )
 _LOGICAL = frozenset({"and_", "or_", "not_", "is_"})
 
+# In place, functionalization has the shapes of these checked by a decomposition, in Python: with
+# sizes that are symbols each takes a fifth of a second.
+ACTIVATIONS = {
+    aten.celu_.default: aten.celu.default,
+    aten.elu_.default: aten.elu.default,
+    aten.gelu_.default: aten.gelu.default,
+    aten.hardsigmoid_.default: aten.hardsigmoid.default,
+    aten.hardswish_.default: aten.hardswish.default,
+    aten.hardtanh_.default: aten.hardtanh.default,
+    aten.leaky_relu_.default: aten.leaky_relu.default,
+    aten.mish_.default: aten.mish.default,
+    aten.silu_.default: aten.silu.default,
+}
+
 
 def _hides_writes(func: Any, args: tuple[Any, ...]) -> bool:
     """Has the operator views for results, or does it update its arguments, though its schema does
@@ -49,7 +63,8 @@ def _hides_writes(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 class _Functional(FunctionalTensorMode):
-    """Takes operators apart in which writes would be lost."""
+    """Takes operators apart in which writes would be lost. Activations in place become new values
+    of their tensors."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -57,6 +72,13 @@ class _Functional(FunctionalTensorMode):
         if _hides_writes(func, args):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
+        if func in ACTIVATIONS and isinstance(args[0], FunctionalTensor):
+            with self:
+                value = ACTIVATIONS[func](*args, **(kwargs or {}))
+            args[0].replace_(value.from_functional())
+            args[0].commit_update()
+            args[0].sync()
+            return args[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

@@ -14,9 +14,7 @@ import torch
 from vtc import errors
 from vtc.lowering.storage import extent_of
 from vtc.runtime.signature import TensorFacts
-
-ADDRESS: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
-VERSION: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+from vtc.runtime.unchanged import watch
 
 
 def sharing(inputs: Sequence[Any], updated: Sequence[int]) -> bool:
@@ -133,25 +131,25 @@ class WeightWatch:
     ) -> None:
         self.run, self.renew = run, renew
         self.names, self.weights = tuple(names), tuple(weights)
-        self.folded = tuple(weights[k] for k in folded)
+        self.folded = frozenset(folded)
         self.facts = tuple(map(TensorFacts.of, self.weights))
         self.lock = threading.Lock()
-        self.state = self._state()
+        self.unchanged = self._watch()
 
     def __call__(self, *args: Any) -> Any:
-        if self._state() != self.state:
+        if not self.unchanged():
             self._renew()
         return self.run(*args)
 
-    def _state(self) -> list[int]:
-        return [*map(ADDRESS, self.weights), *map(VERSION, self.folded)]
+    def _watch(self) -> Callable[[], bool]:
+        return watch(self.weights, [k in self.folded for k in range(len(self.weights))])
 
     def _renew(self) -> None:
         with self.lock:
-            state = self._state()
-            if state == self.state:
+            if self.unchanged():
                 return
+            unchanged = self._watch()  # from here on a change is seen by the next call
             for name, weight, facts in zip(self.names, self.weights, self.facts, strict=True):
                 if TensorFacts.of(weight) != facts:
                     raise errors.WeightsChangedError(name)
-            self.run, self.state = self.renew(), state
+            self.run, self.unchanged = self.renew(), unchanged

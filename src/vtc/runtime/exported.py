@@ -8,9 +8,10 @@ graph, and puts the result together; that function is kept and called by itself.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +160,7 @@ def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     )
     name = name_of(exported.model)
     try:
-        with torch.no_grad(), torch._inductor.config.patch(freezing=exported.freeze):
+        with torch.no_grad(), _tracing(exported.freeze):
             traced(*args, **kwargs)
     except _Traced:
         pass
@@ -179,6 +180,16 @@ def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return _Trace(
         function, graph, entry.guard_manager if any(kept) else None, _Constants(constants)
     )
+
+
+@contextlib.contextmanager
+def _tracing(freeze: bool) -> Iterator[None]:
+    """Dynamo leaves weights as attributes of the graph where they are frozen, and puts no profiler
+    calls into what it compiles."""
+    dynamo = torch._dynamo.config
+    quiet = {"record_runtime_overhead": False} if hasattr(dynamo, "record_runtime_overhead") else {}
+    with torch._inductor.config.patch(freezing=freeze), dynamo.patch(quiet):
+        yield
 
 
 class _Traced(Exception):  # noqa: N818 - ends a trace, no error

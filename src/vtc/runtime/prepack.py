@@ -9,6 +9,7 @@ tensor's. Copies are never written again, so that a call in another thread goes 
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import weakref
 from collections import OrderedDict
@@ -20,7 +21,7 @@ import torch
 
 from vtc.lowering.dvm.plan import Prepacked
 from vtc.program.module import Module
-from vtc.runtime.calls import ADDRESS, VERSION
+from vtc.runtime.unchanged import ADDRESS, VERSION, watch
 
 # Sets of weights (layers that share one graph) of which copies are kept at a time.
 KEPT = 256
@@ -52,10 +53,11 @@ class Copy:
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """The operands that an encoding needs. state: of the weights that they were computed from;
-    pointers: one a prepacked buffer of the module, 0 for those that are not used."""
+    """The operands that an encoding needs. weights: what they were computed from; unchanged: are
+    these as they were; pointers: one a prepacked buffer of the module, 0 for those not used."""
 
-    state: list[int]
+    weights: list[torch.Tensor]
+    unchanged: Callable[[], bool]
     pointers: tuple[int, ...]
     copies: tuple[Copy, ...]
 
@@ -105,6 +107,13 @@ def version_of(weight: torch.Tensor) -> int:
     return -1 if weight.is_inference() else VERSION(weight)
 
 
+def watch_of(weights: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    """Tells if the weights are as they are now; inference tensors, which count nothing, never."""
+    if any(w.is_inference() for w in weights):
+        return lambda: False
+    return watch(weights, [True] * len(weights))
+
+
 class Watched:
     """The prepacked operands of one encoding of a module.
 
@@ -122,7 +131,7 @@ class Watched:
         self.chosen = tuple(k in wanted for k in range(len(order)))
         self.places = [tuple(place[n] for n in o.numbers) for o in used]
         self.used = used
-        self.ready = Ready([], (0,) * len(operands), ())
+        self.ready = Ready([], lambda: not self.used, (0,) * len(operands), ())
 
     def __call__(self, weights: tuple[torch.Tensor, ...]) -> Ready:
         """The operands for these weights; its caller keeps them while it uses the pointers."""
@@ -130,21 +139,18 @@ class Watched:
         if not self.used:
             return ready
         mine = list(itertools.compress(weights, self.chosen))
-        try:
-            if [*map(ADDRESS, mine), *map(VERSION, mine)] == ready.state:
-                return ready
-        except RuntimeError:
-            pass  # an inference tensor
-        return self.renewed(weights, mine)
+        same = len(mine) == len(ready.weights) and all(map(operator.is_, mine, ready.weights))
+        return ready if same and ready.unchanged() else self.renewed(weights, mine)
 
     def renewed(self, weights: tuple[torch.Tensor, ...], mine: list[torch.Tensor]) -> Ready:
         with self.lock:
-            state = [*map(ADDRESS, mine), *map(version_of, mine)]
+            self.ready = Ready([], lambda: False, (), ())  # or it would keep weights that are gone
+            unchanged = watch_of(mine)  # from here on a change is seen by the next call
             copies = tuple(
                 operand.copy([weights[k] for k in places])
                 for operand, places in zip(self.used, self.places, strict=True)
             )
         left = iter(copies)
         pointers = tuple(0 if o is None else next(left).tensor.data_ptr() for o in self.operands)
-        self.ready = found = Ready(state, pointers, copies)
+        self.ready = found = Ready(mine, unchanged, pointers, copies)
         return found

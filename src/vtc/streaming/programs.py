@@ -26,8 +26,8 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from vtc import errors
 from vtc.graph.capture import capture
-from vtc.lowering.dvm import lower
 from vtc.lowering.dvm.hints import TooWide
+from vtc.lowering.dvm.lower import lower
 from vtc.lowering.dvm.plan import ModuleStep, Plan, TensorRef
 from vtc.runtime.dvm import Program, native_machine
 from vtc.streaming.structure import (

@@ -18,6 +18,7 @@
 #include "run.h"
 #include "table.h"
 #include "validate.h"
+#include "watch.h"
 
 namespace nb = nanobind;
 
@@ -163,6 +164,18 @@ NB_MODULE(_native, m) {
           },
           nb::arg("cubin"), nb::arg("processors"), nb::arg("fault"))
       .def("take_fault", &vtc::DeviceInterpreter::take_fault);
+  nb::class_<vtc::TensorWatch>(m, "TensorWatch")
+      .def(
+          "__init__",
+          [](vtc::TensorWatch* self, uintptr_t version, uintptr_t data,
+             const std::vector<uintptr_t>& tensors, const std::vector<bool>& counted) {
+            vtc::TorchFunctions torch{
+                reinterpret_cast<decltype(vtc::TorchFunctions::version)>(version),
+                reinterpret_cast<decltype(vtc::TorchFunctions::data)>(data)};
+            new (self) vtc::TensorWatch(torch, tensors, counted);
+          },
+          nb::arg("version"), nb::arg("data"), nb::arg("tensors"), nb::arg("counted"))
+      .def("unchanged", &vtc::TensorWatch::unchanged);
   m.def("helpers_started", &vtc::helpers_started);
   m.def("take_workspace_peak", &vtc::take_workspace_peak);
   m.def("panel_width", [] { return vtc::table().gemm.panel; });
