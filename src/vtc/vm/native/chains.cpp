@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kMaxSteps = 24;
 constexpr int64_t kWorthSumming = 64;  // elements of a row
-constexpr int kLookAhead = 24;  // instructions, for the reader of a value behind a chain
+constexpr int kLookAhead = 24;  // instructions, for the reader of a value
 
 // An operand over a tile: one element, one a row, one a column, or one a point.
 struct Operand {
@@ -181,38 +181,8 @@ class Finder {
         if (links_[j].operand_reg == l.dst || links_[j].mask_reg == l.dst) decided = true;
         else if (links_[j].dst == l.dst) decided = true, l.kept = false;
       }
-      if (!decided && (sum_ || i + 1 < count_)) l.kept = read_later(l.dst);
+      if (!decided && (sum_ || i + 1 < count_)) l.kept = read_later(s_, at_, l.dst);
     }
-  }
-
-  // Might register `reg` be read behind the chain?
-  bool read_later(int reg) const {
-    // What a prologue computes is read by the body.
-    if (at_ < s_.kernel.body()) return true;
-    const Word* w = at_;
-    for (int n = 0; n < kLookAhead; ++n, w += length_of(*w)) {
-      int op = op_of(*w);
-      switch (op) {
-        case OP_DONE: return false;
-        case OP_BIND:
-          if (dst_of(*w) == reg) return false;
-          continue;
-        case OP_LOAD:
-        case OP_STORE: {
-          if (a_of(*w) == reg || AccessView{w + 2}.terms()) return true;
-          if (op == OP_LOAD && dst_of(*w) == reg) return false;
-          continue;
-        }
-        case OP_CAST:
-        case OP_MOVE:
-        case OP_REDUCE: break;
-        default:
-          if (op < kFirstScalar) return true;
-      }
-      if (a_of(*w) == reg || b_of(*w) == reg || c_of(*w) == reg) return true;
-      if (dst_of(*w) == reg) return false;
-    }
-    return true;
   }
 
   void execute() {
@@ -266,5 +236,33 @@ class Finder {
 }  // namespace
 
 const Word* chain(State& s, const Word* w) { return Finder(s, w).run(); }
+
+bool read_later(const State& s, const Word* w, int reg) {
+  // What a prologue computes is read by the body.
+  if (w < s.kernel.body()) return true;
+  for (int n = 0; n < kLookAhead; ++n, w += length_of(*w)) {
+    int op = op_of(*w);
+    switch (op) {
+      case OP_DONE: return false;
+      case OP_BIND:
+        if (dst_of(*w) == reg) return false;
+        continue;
+      case OP_LOAD:
+      case OP_STORE: {
+        if (a_of(*w) == reg || AccessView{w + 2}.terms()) return true;
+        if (op == OP_LOAD && dst_of(*w) == reg) return false;
+        continue;
+      }
+      case OP_CAST:
+      case OP_MOVE:
+      case OP_REDUCE: break;
+      default:
+        if (op < kFirstScalar) return true;
+    }
+    if (a_of(*w) == reg || b_of(*w) == reg || c_of(*w) == reg) return true;
+    if (dst_of(*w) == reg) return false;
+  }
+  return true;
+}
 
 }  // namespace vtc

@@ -1,7 +1,8 @@
 // Inner loops of convolutions: blocks of rows read in segments, and lines of depthwise outputs.
 
+#include "divisor.h"
+#include "functions.h"
 #include "gemm.h"
-#include "math.h"
 #include "transpose.h"
 
 namespace vtc::VTC_ISA {
@@ -14,6 +15,42 @@ inline f32v finished(f32v x, const Finish& f, int64_t c, F get) {
   if (f.shift) x = x + get(f.shift + c);
   return clamp(x, f.low, f.high);
 }
+
+// C[i, j] = f(C[i, j], other[i, j]) in vectors; other counts as 0 where there is none.
+template <class F>
+inline void each_vector(float* c, int64_t ldc, int64_t rows, int64_t n, const Finish& finish, F f) {
+  const float* other = finish.other;
+  if (ldc == n && (!other || finish.ldo == n)) n *= rows, rows = 1;
+  for (int64_t i = 0; i < rows; ++i, c += ldc, other += other ? finish.ldo : 0) {
+    int64_t j = 0;
+    for (; j + kLanes <= n; j += kLanes) {
+      f32v x = f(load<f32v>(c + j));
+      store(c + j, other ? x + load<f32v>(other + j) : x);
+    }
+    if (j == n) continue;
+    f32v x = f(load_tail<f32v>(c + j, n - j));
+    store_tail(c + j, other ? x + load_tail<f32v>(other + j, n - j) : x, n - j);
+  }
+}
+
+// What is left to do with sums that are in place, while they are in the first cache.
+void complete(float* c, int64_t ldc, int64_t rows, int64_t n, const Finish& finish) {
+  switch (finish.activation) {
+    case ACTIVATION_SILU:
+      return each_vector(c, ldc, rows, n, finish, [](f32v x) { return x * Sigmoid::f(x); });
+    case ACTIVATION_HARDSWISH: {
+      Divisor by(finish.by);
+      f32v move = splat(finish.move);
+      return each_vector(c, ldc, rows, n, finish, [&](f32v x) {
+        return by(x * clamp(x + move, finish.least, finish.most));
+      });
+    }
+    case ACTIVATION_NONE:
+      if (finish.other) each_vector(c, ldc, rows, n, finish, [](f32v x) { return x; });
+  }
+}
+
+inline bool is_complete(const Finish& f) { return f.activation == ACTIVATION_NONE && !f.other; }
 
 template <int R, int V>
 inline void micro(float* c, int64_t ldc, const Segment* segments, int64_t count, int64_t panel,
@@ -81,6 +118,7 @@ void block(float* c, int64_t ldc, const Segment* segments, int64_t count, int ro
            int64_t n, const Finish& finish) {
   for (int64_t j = 0; j < n; j += kPanel)
     micro_rows<kRows>(rows, c + j, ldc, segments, count, j / kPanel * apart, n - j, j, finish);
+  if (!is_complete(finish)) complete(c, ldc, rows, n, finish);
 }
 
 template <int Type>
@@ -158,31 +196,43 @@ inline void points(const Stencil& s, int64_t o, int64_t c) {
   }
 }
 
-template <int Taps, int Step, int T, bool Tail>
-inline int64_t points_from(const Stencil& s, int64_t o, int64_t c) {
-  for (; o + T <= s.outputs; o += T) {
-    int64_t at = s.first + o * Step;
-    if (at >= 0 && at + (T - 1) * Step + Taps <= s.extent)
-      points<Taps, Step, T, Tail, true>(s, o, c);
-    else
-      points<Taps, Step, T, Tail, false>(s, o, c);
-  }
-  return o;
+void complete_outputs(const Stencil& s, int64_t o, int64_t count) {
+  if (is_complete(s.finish)) return;
+  Finish finish = s.finish;
+  if (finish.other) finish.other += o * finish.ldo;
+  complete(s.d + o * s.ldd, s.ldd, count, s.channels, finish);
 }
 
-template <int Taps, int Step, bool Tail>
-void line_of(const Stencil& s, int64_t c) {
-  int64_t o = points_from<Taps, Step, 7, Tail>(s, 0, c);
-  o = points_from<Taps, Step, 4, Tail>(s, o, c);
-  o = points_from<Taps, Step, 2, Tail>(s, o, c);
-  points_from<Taps, Step, 1, Tail>(s, o, c);
+// T outputs from o on of all channels, which are contiguous: of a line at a time the processor
+// fetches ahead.
+template <int Taps, int Step, int T>
+void outputs_of(const Stencil& s, int64_t o) {
+  auto all = [&](auto inside) {
+    constexpr bool kInside = decltype(inside)::value;
+    int64_t c = 0;
+    for (; c + kLanes <= s.channels; c += kLanes) points<Taps, Step, T, false, kInside>(s, o, c);
+    if (c < s.channels) points<Taps, Step, T, true, kInside>(s, o, c);
+  };
+  int64_t at = s.first + o * Step;
+  if (at >= 0 && at + (T - 1) * Step + Taps <= s.extent)
+    all(std::true_type{});
+  else
+    all(std::false_type{});
+  complete_outputs(s, o, T);
 }
 
+// A line in blocks of even sizes, up to `kMost` outputs.
 template <int Taps, int Step>
 void stencil_of(const Stencil& s) {
-  int64_t c = 0;
-  for (; c + kLanes <= s.channels; c += kLanes) line_of<Taps, Step, false>(s, c);
-  if (c < s.channels) line_of<Taps, Step, true>(s, c);
+  constexpr int64_t kMost = 7;
+  int64_t count = (s.outputs + kMost - 1) / kMost, o = 0;
+  for (int64_t b = 1; b <= count; ++b) {
+    int64_t end = s.outputs * b / count;
+    with_rows<kMost>(end - o, [&](auto rows) {
+      outputs_of<Taps, Step, decltype(rows)::value>(s, o);
+    });
+    o = end;
+  }
 }
 
 // Any window.
@@ -208,6 +258,7 @@ void stencil_any(const Stencil& s) {
         store(to, sum);
     }
   }
+  complete_outputs(s, 0, s.outputs);
 }
 
 void stencil(const Stencil& s) {
@@ -222,6 +273,6 @@ void stencil(const Stencil& s) {
 
 }  // namespace
 
-void fill_conv(Table& t) { t.conv = {kRows, kPanel, pack, block, stencil}; }
+void fill_conv(Table& t) { t.conv = {kRows, kPanel, pack, block, stencil, complete}; }
 
 }  // namespace vtc::VTC_ISA

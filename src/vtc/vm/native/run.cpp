@@ -76,7 +76,7 @@ void execute(State& s, const Word* w) {
       case OP_MERGE: merge(s, w); break;
       case OP_MATMUL: matmul(s, w); break;
       case OP_ATTENTION: attention(s, w); break;
-      case OP_CONVOLUTION: convolution(s, w); break;
+      case OP_CONVOLUTION: w = convolution(s, w); continue;
       default: w = map(s, w); continue;
     }
     w += words_of(w);

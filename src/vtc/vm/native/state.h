@@ -62,7 +62,7 @@ struct State {
   char* home[256];  // the registers' own memory
   char* reg[256];   // where they are now: a load may leave them in the buffer
   Scratch registers, spare, left, right, panels, attention;
-  std::vector<Segment> segments;
+  std::vector<Segment> segments, line_segments;
   // The operand that `panels` holds, so that tasks in a row pack it once.
   const char* packed_base;
   int64_t packed_columns;
@@ -141,7 +141,8 @@ void param(State& s, const Word* w);
 void iota(State& s, const Word* w);
 void move(State& s, const Word* w);
 void cast(State& s, const Word* w);
-// Return what comes next: scalar operators may run several at a time. Null if there is no chain.
+// Return what comes next: scalar operators may run several at a time, a convolution some of those
+// behind it. Null if there is no chain.
 const Word* map(State& s, const Word* w);
 const Word* chain(State& s, const Word* w);
 void reduce(State& s, const Word* w);
@@ -153,7 +154,10 @@ void spill(State& s, const Word* w);
 void merge(State& s, const Word* w);
 void matmul(State& s, const Word* w);
 void attention(State& s, const Word* w);
-void convolution(State& s, const Word* w);
+const Word* convolution(State& s, const Word* w);
+
+// Might register `reg` be read from instruction w on?
+bool read_later(const State& s, const Word* w, int reg);
 
 // The range of the contracted dimension [0, k) that an access's masks leave.
 std::pair<int64_t, int64_t> contracted_part(const State& s, AccessView access, int64_t k);

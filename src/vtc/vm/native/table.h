@@ -120,11 +120,22 @@ struct Segment {
   int64_t step;
 };
 
-// What a convolution does to its sums: one value a column of each, or null.
+enum Activation : uint8_t {
+  ACTIVATION_NONE,
+  ACTIVATION_SILU,       // x * sigmoid(x)
+  ACTIVATION_HARDSWISH,  // x * min(max(x + move, least), most) / by
+};
+
+// What a convolution does to its sums: min(max(sum * scale + shift, low), high) with one value a
+// column of each, or null; then an activation, then the addition of another tile, or null.
 struct Finish {
-  const float* scale;
-  const float* shift;
-  float low, high;
+  const float* scale = nullptr;
+  const float* shift = nullptr;
+  float low = 0, high = 0;
+  Activation activation = ACTIVATION_NONE;
+  float move = 0, least = 0, most = 0, by = 1;
+  const float* other = nullptr;
+  int64_t ldo = 0;  // from a row of it to the next
 };
 
 // One line of outputs of a depthwise convolution: `outputs` points of `channels` channels each.
@@ -154,6 +165,8 @@ struct Conv {
   void (*block)(float* c, int64_t ldc, const Segment* segments, int64_t count, int rows,
                 int64_t apart, int64_t n, const Finish& finish);
   void (*stencil)(const Stencil& s);
+  // C[rows, n] = its activation and addition: what the above do of a Finish as well.
+  void (*complete)(float* c, int64_t ldc, int64_t rows, int64_t n, const Finish& finish);
 };
 // The same, and the sum of what comes out.
 using ChainSum = double (*)(const ChainStep* steps, int count, const float* a, int64_t n);
