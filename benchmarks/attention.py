@@ -5,7 +5,7 @@
 Each call is one query a sequence on a cache of 4,096 keys. Calls are captured in a CUDA graph, on
 operands that are used in turn so that none is found in a cache, and the replays are timed by
 events. Bandwidth counts keys and values once. --tune times every tiling that the kernels accept
-within reason, to revise what `vtc.kernels.attention.candidates` lists. --flash3 takes the library
+within reason, to revise what `vtc.kernels.attention_tiling` lists. --flash3 takes the library
 of FlashAttention-3 as vLLM's wheel ships it (vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so). Every
 system's answer is compared with float64 before it is timed.
 """
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from vtc.kernels.attention import Shape, Tiling, as_argument, candidates
+from vtc.kernels.attention_tiling import Shape, Tiling, as_argument, candidates
 
 RESULTS = Path(__file__).parent / "results" / "attention.json"
 ROTATED_BYTES = 512 * 2**20

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import vtc
 from kernels.attention_cases import Form, error, operands
-from vtc.kernels.attention import Shape, candidates
+from vtc.kernels.attention_tiling import Shape, candidates
 from vtc.lowering import attention as choice
 
 pytestmark = pytest.mark.gpu

@@ -11,8 +11,8 @@ from torch._inductor.utils import run_and_get_code
 
 import vtc
 from lowering import test_shift as layers
-from vtc.kernels import attention, shift, sliding_attention
-from vtc.kernels.attention import Shape, as_argument
+from vtc.kernels import shift, sliding_attention
+from vtc.kernels.attention_tiling import Shape, Tiling, as_argument
 from vtc.lowering import attention as attention_choice
 
 pytestmark = pytest.mark.gpu
@@ -58,7 +58,7 @@ def test_every_candidate_of_attention_moves_its_caches_on(shape: tuple[int, ...]
 def test_a_compiled_layer_moves_its_caches_on_as_eager_does(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    tiling = attention.Tiling(16, 32, 1, 4, 2)
+    tiling = Tiling(16, 32, 1, 4, 2)
     monkeypatch.setattr(attention_choice, "_measured", lambda *_: (tiling, 1.0, 2.0))
     monkeypatch.setattr(layers, "KEYS", 512)
     torch._dynamo.reset()

@@ -76,7 +76,7 @@ CASES = {
 
 
 def main() -> None:
-    from vtc.kernels.attention import launch
+    from vtc.kernels.attention_launch import launch
     from vtc.kernels.attention_prefill import prefill_kernel
     from vtc.kernels.attention_triton import combine_kernel, decode_kernel
 

@@ -5,6 +5,7 @@ A process of its own, since the tests' process may interpret kernels.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"D": 256, "DV": 256, "BLOCK_D": 256, "BLOCK_DV": 256, "BLOCK_N": 32, "MASK": 2}
         | {"SOFTCAP": 50.0, "SCAN": 1024},
     ),
+    "decode, new rows": ("decode_kernel", {"STORES": True, "MASK": 1, "SCAN": 1024}),
     "combine": ("combine_kernel", {"BLOCK_DV": 64, "BLOCK_S": 64}),
     "prefill": ("prefill_kernel", {"BLOCK_M": 64, "CAUSAL": True}),
     "prefill, bias": ("prefill_kernel", {"BLOCK_M": 64, "MASK": 2}),
@@ -41,6 +43,7 @@ CONSTANTS = {
     "PAGE": 0,
     "SAFE": True,
     "WHOLE": False,
+    "STORES": False,
     "SCAN": 0,
     "BLOCK_M": 16,
     "BLOCK_N": 64,
@@ -51,6 +54,9 @@ POINTERS = {
     "query": "*bf16",
     "key": "*bf16",
     "value": "*bf16",
+    "new_key": "*bf16",
+    "new_value": "*bf16",
+    "places": "*i64",
     "mask": "*bf16",
     "lengths": "*i64",
     "table": "*i32",
@@ -59,8 +65,8 @@ POINTERS = {
     "tops": "*fp32",
     "totals": "*fp32",
 }
-UNIT_STRIDES = ("q_d", "k_d", "v_d", "m_n")
-UNALIGNED = ("queries", "keys", "kv_heads", "heads", "splits")
+UNIT_STRIDES = ("q_d", "k_d", "v_d", "nk_d", "nv_d", "m_n")
+UNALIGNED = ("queries", "keys", "kv_heads", "heads", "splits", "coming")
 
 
 def compiled(kernel: str, changes: dict[str, Any], warps: int = 4, stages: int = 3) -> Any:
@@ -105,6 +111,7 @@ def facts(made: Any) -> dict[str, Any]:
         "async16": len(re.findall(r"cp\.async\.cg\.shared\.global[^;]*, (?:0x10|16)[,;\s]", ptx)),
         "async4": len(re.findall(r"cp\.async\.ca\.shared\.global", ptx)),
         "loads": sorted(set(re.findall(r"ld\.global[\w.:]*", ptx))),
+        "order": re.findall(r"st\.global|bar\.sync|cp\.async\.cg", ptx),
         "mma": "mma.sync" in ptx,
         "wgmma": "wgmma.mma_async" in ptx,
     }
@@ -115,6 +122,17 @@ def offline() -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     return {**environment, "PYTHONPATH": path}
+
+
+@functools.cache
+def answers() -> dict[str, Any]:
+    """What this script finds in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__], capture_output=True, text=True, check=False, env=offline()
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:

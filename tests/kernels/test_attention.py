@@ -16,47 +16,43 @@ from torch.nn import functional
 from kernels import attention_interpreted, attention_offline
 from kernels.attention_cases import Form, error, operands
 from kernels.attention_interpreted import CASES
-from vtc.kernels.attention import Shape, Tiling, as_argument, candidates
+from vtc.kernels.attention_tiling import Shape, Tiling, as_argument, candidates
 
 pytest.importorskip("triton")
 
 
 @functools.cache
-def answers(module: Any) -> dict[str, Any]:
-    """What a script of this folder finds in a process of its own."""
-    environment = (
-        attention_interpreted.interpreted()
-        if module is attention_interpreted
-        else attention_offline.offline()
-    )
+def interpreted() -> dict[str, Any]:
+    """What the interpreter finds, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, module.__file__],
+        [sys.executable, attention_interpreted.__file__],
         capture_output=True,
         text=True,
         check=False,
-        env=environment,
+        env=attention_interpreted.interpreted(),
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_equal_float64(name: str) -> None:
-    found = answers(attention_interpreted)[name]
+    found = interpreted()[name]
     assert isinstance(found, float), found
     assert found < 2e-6
 
 
 @pytest.mark.parametrize("name", attention_offline.KERNELS)
 def test_machine_code_keeps_everything_in_registers(name: str) -> None:
-    found = answers(attention_offline)[name]
+    found = attention_offline.answers()[name]
     assert found["local"] == 0
     assert found["shared"] < 227 * 1024
 
 
 @pytest.mark.parametrize("name", [n for n in attention_offline.KERNELS if n != "combine"])
 def test_machine_code_reads_the_cache_16_bytes_at_a_time_into_tensor_cores(name: str) -> None:
-    found = answers(attention_offline)[name]
+    found = attention_offline.answers()[name]
     assert found["async16"] > 0
     assert found["async4"] == 0
     assert found["wgmma"] if name.startswith("prefill") else found["mma"]

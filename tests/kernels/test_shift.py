@@ -13,7 +13,7 @@ from kernels import shift_offline
 from kernels.attention_cases import Form, expected
 from kernels.attention_cases import Operands as Given
 from vtc.kernels import shift, sliding_attention
-from vtc.kernels.attention import Shape, Tiling, as_argument
+from vtc.kernels.attention_tiling import Shape, Tiling, as_argument
 
 pytest.importorskip("triton")
 

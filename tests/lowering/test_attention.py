@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import vtc
 from vtc.kernels import attention as kernels
-from vtc.kernels.attention import OVERLOAD, Tiling
+from vtc.kernels import storing_attention
+from vtc.kernels.attention import OVERLOAD
+from vtc.kernels.attention_tiling import Tiling
 from vtc.lowering import attention as choice
 from vtc.lowering import choose
 from vtc.lowering.plan import Plan
@@ -55,6 +57,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     made: list[Plan] = []
     prepare = choose.prepare
     monkeypatch.setattr(kernels, "supports", lambda *_: True)
+    monkeypatch.setattr(storing_attention, "supports", lambda *_: False)
     monkeypatch.setattr(choice, "_measured", lambda *_: (Tiling(16, 16, 1, 4, 2), 1.0, 2.0))
     monkeypatch.setattr("vtc.compiler.prepare", lambda *a: made.append(prepare(*a)) or made[-1])
     torch._dynamo.reset()

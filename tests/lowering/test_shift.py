@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
 import vtc
-from vtc.kernels import attention, shift, sliding_attention
+from vtc.kernels import attention, shift, sliding_attention, storing_attention
+from vtc.kernels.attention_tiling import Tiling
 from vtc.lowering import attention as attention_choice
-from vtc.lowering import choose
+from vtc.lowering import cached_attention, choose
 from vtc.lowering import shift as choice
+from vtc.lowering.contest import Times
 from vtc.lowering.plan import Plan
 
 KEYS, DIM = 24, 8
@@ -114,13 +116,15 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Our operators are taken everywhere, on a CPU too; the plans that are made."""
     made: list[Plan] = []
     prepare = choose.prepare
-    tiling = attention.Tiling(16, 16, 1, 4, 2)
+    tiling = Tiling(16, 16, 1, 4, 2)
     monkeypatch.setattr(attention, "supports", lambda *_: True)
     monkeypatch.setattr(shift, "supports", lambda *_: True)
-    monkeypatch.setattr(sliding_attention, "supports", lambda *_: True)
+    for operator in (sliding_attention, storing_attention):
+        monkeypatch.setattr(operator, "supports", lambda *_: True)
     monkeypatch.setattr(attention_choice, "_measured", lambda *_: (tiling, 1.0, 2.0))
-    times = choice.Times([16, 16, 1, 4, 1], "a tiling", 1.0, 2.0)
-    monkeypatch.setattr(choice, "_measured", lambda *_: times)
+    times = Times([16, 16, 1, 4, 1], "a tiling", 1.0, 2.0)
+    for module in (choice, cached_attention):
+        monkeypatch.setattr(module, "_measured", lambda *_: times)
     monkeypatch.setattr("vtc.compiler.prepare", lambda *a: made.append(prepare(*a)) or made[-1])
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -276,7 +280,7 @@ def test_for_memory_nothing_is_measured(
 def test_what_is_slower_stays_as_it_is(
     plans: list[Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    times = choice.Times([16, 16, 1, 4, 1], "a tiling", 2.0, 2.0)
+    times = Times([16, 16, 1, 4, 1], "a tiling", 2.0, 2.0)
     monkeypatch.setattr(choice, "_measured", lambda *_: times)
     cache = torch.randn(2, 3, KEYS, DIM)
     run(Module(by_roll), [cache], lambda: [torch.randn(2, 3, 1, DIM)], tmp_path)

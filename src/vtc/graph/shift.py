@@ -3,13 +3,11 @@ rows, and new rows behind.
 
     cache <- cat(cache[:, :, r:], new)            or the same as roll and index_put, slice_scatter
 
-It is the index map of the new value that is looked at, whatever operators make it. Attention on two
-such caches (a sliding window, as in Gemma 2) is recognised as a whole.
+It is the index map of the new value that is looked at, whatever operators make it.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -236,118 +234,11 @@ def rewrite(program: Program, chosen: Mapping[Shift, Mapping[str, Any]], target:
             node.meta["val"] = target(*shift.values, shift.dim, **options)
         for absorbed in reversed(shift.absorbed):
             node.graph.erase_node(absorbed)
-    return _rebuilt(program, dict(program.updates))
+    return rebuilt(program, dict(program.updates))
 
 
-@dataclass(frozen=True)
-class Sliding:
-    """Attention `node` (a call of `vtc::attention`) on `key` and `value`, which only it reads.
-
-    `absorbed` are the movement operators between, in order.
-    """
-
-    node: fx.Node
-    key: Shift
-    value: Shift
-    absorbed: tuple[fx.Node, ...]
-
-    @property
-    def mask(self) -> fx.Node | None:
-        return self.node.args[3] if len(self.node.args) > 3 else None
-
-    @property
-    def values(self) -> tuple[Tensor | None, ...]:
-        """Fake values of query, caches, new rows and mask."""
-        (keys, new_keys), (values, new_values) = self.key.values, self.value.values
-        mask = None if self.mask is None else value_of(self.mask)
-        return value_of(self.node.args[0]), keys, values, new_keys, new_values, mask
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {k: self.node.kwargs[k] for k in ("scale", "softcap", "safe")}
-
-
-def find_sliding(program: Program, attention: Any, repeats: Any) -> tuple[Sliding, ...]:
-    """Every call of `attention` whose keys and values are caches that move on along dimension 2.
-
-    repeats: the function that gives the groups of heads of an index map, or None.
-    """
-    order = {n: k for k, n in enumerate(program.graph_module.graph.nodes)}
-    shifts = {s.node: s for s in find(program) if s.dim == 2 and value_of(s.node).dim() == 4}
-    found = []
-    for node in program.nodes:
-        if node.target is not attention or len(node.args) > 4 or node.kwargs.get("causal"):
-            continue
-        ends = [_cache_behind(n, program, shifts, repeats) for n in node.args[1:3]]
-        if ends[0] is None or ends[1] is None:
-            continue
-        (key, first), (value, second) = ends[0], ends[1]
-        absorbed = tuple(sorted({*first, *second}, key=order.__getitem__))
-        if key is not value:
-            found.append(Sliding(node, key, value, absorbed))
-    return tuple(found)
-
-
-def _cache_behind(
-    node: fx.Node, program: Program, shifts: Mapping[fx.Node, Shift], repeats: Any
-) -> tuple[Shift, list[fx.Node]] | None:
-    """The cache of which `node` is the whole, with heads that may be repeated; and what is
-    between."""
-    shape = tuple(value_of(node).shape)
-    total, between = IndexMap.identity(shape), []
-    while node not in shifts:
-        bound = program.movements.get(node)
-        if bound is None or bound.movement.load is None or len(bound.sources) != 1:
-            return None
-        if len(node.users) != 1:
-            return None
-        total = total.compose({0: bound.movement.load})
-        between.append(node)
-        (node,) = bound.sources
-    cached = tuple(value_of(node).shape)
-    if len(node.users) != 1:
-        return None
-    if between and total.simplify().pieces != IndexMap.identity(cached).pieces:
-        heads = repeats(total)
-        if heads is None or heads.dim != 1 or heads.swapped:
-            return None
-        cached = (cached[0], cached[1] * heads.repeats, *cached[2:])
-    return (shifts[node], between) if cached == shape else None
-
-
-def rewrite_sliding(
-    program: Program, chosen: Mapping[Sliding, Mapping[str, Any]], target: Any
-) -> Program:
-    """`program` with each of `chosen` as a call of `target`, whose results are the attention's and
-    the new keys and values. The graph is changed in place."""
-    updates = dict(program.updates)
-    for sliding, options in chosen.items():
-        node, graph = sliding.node, program.graph_module.graph
-        kwargs = {**sliding.options, **options}
-        key, value = sliding.key, sliding.value
-        with value_of(node).fake_mode:
-            made = target(*sliding.values, **kwargs)
-        new = key.rows(node), value.rows(node)
-        operands = (node.args[0], key.cache, value.cache, *new, sliding.mask)
-        with graph.inserting_before(node):
-            call = graph.call_function(target, operands, kwargs)
-            parts = [graph.call_function(operator.getitem, (call, k)) for k in range(3)]
-        call.meta = {**node.meta, "val": made}
-        for part, result in zip(parts, made, strict=True):
-            part.meta = {**node.meta, "val": result}
-        node.replace_all_uses_with(parts[0])
-        graph.erase_node(node)
-        for absorbed in reversed(sliding.absorbed):
-            graph.erase_node(absorbed)
-        for shift, part in ((key, parts[1]), (value, parts[2])):
-            (number,) = (i for i, final in updates.items() if final is shift.node)
-            updates[number] = part
-            for old in (shift.node, *reversed(shift.absorbed)):
-                graph.erase_node(old)
-    return _rebuilt(program, updates)
-
-
-def _rebuilt(program: Program, updates: Mapping[int, fx.Node]) -> Program:
+def rebuilt(program: Program, updates: Mapping[int, fx.Node]) -> Program:
+    """The program of a graph that has changed, with what its updated inputs become."""
     program.graph_module.graph.lint()
     program.graph_module.recompile()
     return programs.build(

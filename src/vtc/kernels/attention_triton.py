@@ -36,6 +36,19 @@ def capped(products, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, UNIT: tl.conste
 
 
 @triton.jit
+def masked(logits, mask, n, m_n, inside, MASK: tl.constexpr):
+    """Logits [M, N] of the keys `n` [N] under a mask; `mask` points to the rows' elements for key
+    0, [M, 1] or [1, 1]."""
+    if MASK > 0:
+        given = tl.load(mask + n[None, :] * m_n, mask=inside[None, :], other=0)
+        if MASK == 1:
+            logits = tl.where(given, logits, float("-inf"))
+        else:
+            logits = logits + given.to(tl.float32)
+    return logits
+
+
+@triton.jit
 def decayed(logits, top, FACTOR: tl.constexpr):
     """Weights of more logits, what sums so far are to be multiplied with, and the new maximum."""
     highest = tl.maximum(top, tl.max(logits, 1))
@@ -105,12 +118,7 @@ def update(
             k = tl.load(k_at)
         logits = tl.dot(q, k, input_precision="ieee")
         logits = capped(logits, SCALE, SOFTCAP, unit)
-        if MASK > 0:
-            given = tl.load(mask + n[None, :] * m_n, mask=inside[None, :], other=0)
-            if MASK == 1:
-                logits = tl.where(given, logits, float("-inf"))
-            else:
-                logits = logits + given.to(tl.float32)
+        logits = masked(logits, mask, n, m_n, inside, MASK)
         if CHECK:
             visible = inside[None, :]
             if CAUSAL:
@@ -172,10 +180,99 @@ def quotient(acc, total, SAFE: tl.constexpr):
 
 
 @triton.jit
+def group_rows(
+    query,
+    q_h,
+    q_s,
+    q_d,
+    kv_head,
+    queries,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Numbers, heads and queries of the rows of a group of heads, [BLOCK_M] each, and the queries'
+    values [BLOCK_M, BLOCK_D]. A row is a query head of the group at one query position."""
+    row = tl.arange(0, BLOCK_M)
+    head = kv_head * GROUP + row % GROUP
+    number = row // GROUP
+    d = tl.arange(0, BLOCK_D)
+    at = query + head * q_h + number * q_s
+    inside = (row < queries * GROUP)[:, None] & (d < D)[None, :]
+    q = tl.load(at[:, None] + d[None, :] * q_d, mask=inside, other=0.0)
+    return row, head, number, q
+
+
+@triton.jit
+def store_rows(
+    acc,
+    top,
+    total,
+    out,
+    partial,
+    tops,
+    totals,
+    o_h,
+    o_s,
+    slot,
+    row,
+    head,
+    number,
+    rows,
+    DV: tl.constexpr,
+    SAFE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """Store the results of rows into `out`, of one sequence; or, unless WHOLE, what one split has
+    of them at their slots."""
+    dv = tl.arange(0, BLOCK_DV)
+    kept = (row < rows)[:, None] & (dv < DV)[None, :]
+    if WHOLE:
+        result = quotient(acc, total[:, None], SAFE)
+        o_at = out + head * o_h + number * o_s
+        tl.store(o_at[:, None] + dv[None, :], result.to(out.dtype.element_ty), mask=kept)
+    else:
+        tl.store(partial + slot[:, None] * DV + dv[None, :], acc, mask=kept)
+        tl.store(tops + slot, top, mask=row < rows)
+        tl.store(totals + slot, total, mask=row < rows)
+
+
+@triton.jit
+def store_new_rows(
+    cache,
+    new,
+    places,
+    c_n,
+    c_d,
+    n_n,
+    n_d,
+    coming,
+    start,
+    stop,
+    keys,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """cache[places[j]] = new[j], in order, for those of `coming` places within [start, stop)."""
+    d = tl.arange(0, BLOCK_D)
+    for j in range(coming):
+        place = tl.load(places + j).to(tl.int64)
+        tl.device_assert((place >= 0) & (place < keys), "index out of range")
+        if (place >= start) & (place < stop):
+            row = tl.load(new + j * n_n + d * n_d, mask=d < D)
+            tl.store(cache + place * c_n + d * c_d, row, mask=d < D)
+
+
+@triton.jit
 def decode_kernel(
     query,
     key,
     value,
+    new_key,
+    new_value,
+    places,
     mask,
     lengths,
     table,
@@ -195,6 +292,14 @@ def decode_kernel(
     v_h,
     v_n,
     v_d,
+    nk_b,
+    nk_h,
+    nk_n,
+    nk_d,
+    nv_b,
+    nv_h,
+    nv_n,
+    nv_d,
     m_b,
     m_h,
     m_s,
@@ -207,6 +312,7 @@ def decode_kernel(
     keys,
     kv_heads,
     splits,
+    coming,
     GROUP: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -220,6 +326,7 @@ def decode_kernel(
     PAGE: tl.constexpr,
     SAFE: tl.constexpr,
     WHOLE: tl.constexpr,
+    STORES: tl.constexpr,
     SCAN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -228,8 +335,10 @@ def decode_kernel(
 ):
     """One split of the keys of one key/value head of one sequence; grid (batch * heads * splits,).
 
-    A row is a query head of the group at one query position. With WHOLE, of one split, `out` is
-    written, else partial [batch * kv_heads, rows, splits, DV], and tops and totals without DV.
+    With WHOLE, of one split, `out` is written, else partial [batch * kv_heads, rows, splits, DV],
+    and tops and totals without DV. With STORES the program stores those of the `coming` new keys
+    and values whose places [coming] are in its split, before it reads it: then CAUSAL, LENGTHS and
+    PAGE are not set.
     """
     pid = tl.program_id(0)
     split = pid % splits
@@ -237,15 +346,13 @@ def decode_kernel(
     batch = (pair // kv_heads).to(tl.int64)
     kv_head = (pair % kv_heads).to(tl.int64)
     rows = queries * GROUP
-    row = tl.arange(0, BLOCK_M)
-    head = kv_head * GROUP + row % GROUP
-    position = row // GROUP
-    d = tl.arange(0, BLOCK_D)
-    dv = tl.arange(0, BLOCK_DV)
-    q_at = query + batch * q_b + head * q_h + position * q_s
-    q = tl.load(
-        q_at[:, None] + d[None, :] * q_d, mask=(row < rows)[:, None] & (d < D)[None, :], other=0.0
+    query += batch * q_b
+    row, head, number, q = group_rows(
+        query, q_h, q_s, q_d, kv_head, queries, GROUP, D, BLOCK_M, BLOCK_D
     )
+    position = number
+    key += kv_head * k_h + (0 if PAGE > 0 else batch * k_b)
+    value += kv_head * v_h + (0 if PAGE > 0 else batch * v_b)
 
     limit = keys
     first = 0
@@ -274,6 +381,16 @@ def decode_kernel(
     each = tl.cdiv(tl.cdiv(limit - first, BLOCK_N), splits) * BLOCK_N
     start = tl.minimum(first + split * each, limit)
     stop = tl.minimum(start + each, limit)
+    if STORES:
+        new_key += batch * nk_b + kv_head * nk_h
+        new_value += batch * nv_b + kv_head * nv_h
+        store_new_rows(
+            key, new_key, places, k_n, k_d, nk_n, nk_d, coming, start, stop, keys, D, BLOCK_D
+        )
+        store_new_rows(
+            value, new_value, places, v_n, v_d, nv_n, nv_d, coming, start, stop, keys, DV, BLOCK_DV
+        )
+        tl.debug_barrier()
     if SCAN > 0:
         low, stop = _live_range(mask_at, m_n, start, stop, keys, MASK, SCAN)
         # Blocks stay where they would be, so that rows of the cache stay aligned.
@@ -284,8 +401,8 @@ def decode_kernel(
         tl.zeros([BLOCK_M, BLOCK_DV], tl.float32),
         tl.full([BLOCK_M], float("-inf"), tl.float32),
         tl.zeros([BLOCK_M], tl.float32),
-        key + kv_head * k_h + (0 if PAGE > 0 else batch * k_b),
-        value + kv_head * v_h + (0 if PAGE > 0 else batch * v_b),
+        key,
+        value,
         mask_rows,
         table + batch * t_b,
         start,
@@ -311,16 +428,28 @@ def decode_kernel(
         BLOCK_D,
         BLOCK_DV,
     )
-    kept = (row < rows)[:, None] & (dv < DV)[None, :]
-    if WHOLE:
-        result = quotient(acc, total[:, None], SAFE)
-        o_at = out + batch * o_b + head * o_h + (row // GROUP) * o_s
-        tl.store(o_at[:, None] + dv[None, :], result.to(out.dtype.element_ty), mask=kept)
-    else:
-        slot = (pair.to(tl.int64) * rows + row) * splits + split
-        tl.store(partial + slot[:, None] * DV + dv[None, :], acc, mask=kept)
-        tl.store(tops + slot, top, mask=row < rows)
-        tl.store(totals + slot, total, mask=row < rows)
+    slot = (pair.to(tl.int64) * rows + row) * splits + split
+    out += batch * o_b
+    store_rows(
+        acc,
+        top,
+        total,
+        out,
+        partial,
+        tops,
+        totals,
+        o_h,
+        o_s,
+        slot,
+        row,
+        head,
+        number,
+        rows,
+        DV,
+        SAFE,
+        WHOLE,
+        BLOCK_DV,
+    )
 
 
 @triton.jit

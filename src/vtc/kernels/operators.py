@@ -9,7 +9,13 @@ import torch
 from torch import fx
 
 from vtc.graph.program import value_of
-from vtc.kernels import attention, linear_attention, shift, sliding_attention
+from vtc.kernels import (
+    attention,
+    linear_attention,
+    shift,
+    sliding_attention,
+    storing_attention,
+)
 
 aten = torch.ops.aten
 
@@ -32,11 +38,14 @@ CONVOLUTIONS = frozenset({
     aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input,
 })  # fmt: skip
 ATTENTIONS = frozenset({aten.scaled_dot_product_attention.default, attention.OVERLOAD})
+CACHED_ATTENTIONS = frozenset({sliding_attention.OVERLOAD, storing_attention.OVERLOAD})
+"""Attention that gives its caches as well, with new rows in them."""
 ANCHORS = (
     MATMULS
     | CONVOLUTIONS
     | ATTENTIONS
-    | {linear_attention.OVERLOAD, sliding_attention.OVERLOAD, shift.OVERLOAD}
+    | CACHED_ATTENTIONS
+    | {linear_attention.OVERLOAD, shift.OVERLOAD}
 )
 
 # Inductor turns these into generated loops; the names are those that capture keeps.
@@ -107,7 +116,7 @@ def flops(node: fx.Node) -> int:
     if node.target in CONVOLUTIONS:
         weight = value_of(node.args[1])
         return 2 * value_of(node).numel() * weight.numel() // max(weight.shape[0], 1)
-    if node.target in ATTENTIONS or node.target is sliding_attention.OVERLOAD:
+    if node.target in ATTENTIONS | CACHED_ATTENTIONS:
         query, key = value_of(node.args[0]), value_of(node.args[1])
         return 4 * query.numel() * key.shape[-2]
     return 0

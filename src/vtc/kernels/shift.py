@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtc.kernels.attention import AVAILABLE, power_of_two
+from vtc.kernels.attention import AVAILABLE
+from vtc.kernels.attention_tiling import power_of_two
 
 if AVAILABLE:
     from vtc.kernels.shift_triton import edges_kernel, shift_kernel

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from vtc.kernels import attention, shift
-from vtc.kernels.attention import AVAILABLE, Shape, Tiling, power_of_two
+from vtc.kernels.attention import AVAILABLE
+from vtc.kernels.attention_launch import (
+    broadcast_strides,
+    combined,
+    constants_of,
+    partial_results,
+    result_like,
+)
+from vtc.kernels.attention_tiling import DECODE_ROWS, Shape, Tiling, power_of_two
 
 if AVAILABLE:
     from vtc.kernels.attention_triton import combine_kernel
@@ -40,7 +48,7 @@ def supports(query: Tensor, key: Tensor, value: Tensor, new_key: Tensor, new_val
     that keep some of their rows."""
     return (
         attention.supports(query, key, value)
-        and Shape.of(query, key, value).rows <= attention.DECODE_ROWS
+        and Shape.of(query, key, value).rows <= DECODE_ROWS
         and shift.supports(key, new_key, 2)
         and shift.supports(value, new_value, 2)
     )
@@ -110,7 +118,7 @@ IN_PLACE = torch.ops.vtc.sliding_attention_.default
 
 @in_place.register_fake
 def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-    return attention.result_like(query, value.shape[-1])
+    return result_like(query, value.shape[-1])
 
 
 def launch(
@@ -131,50 +139,25 @@ def launch(
     edges, sliding, combine = kernels
     shape = Shape.of(query, key, value)
     chosen = Tiling(*tiling) if tiling else candidates(shape, 132)[0]
-    batch, heads, queries, dim = query.shape
-    width, group, splits = value.shape[-1], heads // shape.kv_heads, chosen.splits
-    out = attention.result_like(query, width)
-    parts = attention.partial_results(query, batch * heads * queries, splits, width)
+    queries, splits = query.shape[2], chosen.splits
+    out = result_like(query, value.shape[-1])
+    pairs = shape.batch * shape.kv_heads
+    parts = partial_results(query, pairs * shape.rows, splits, value.shape[-1])
     asides = [
         shift.put_aside(edges, cache, new, splits, chosen.block_n)
         for cache, new in ((key, new_key), (value, new_value))
     ]
-    mask_kind = 0 if mask is None else 1 if mask.dtype is torch.bool else 2
-    sliding[batch * shape.kv_heads * splits,](
-        query,
-        key,
-        value,
-        *asides,
-        query if mask is None else mask,
-        out,
-        *parts,
-        *query.stride(),
-        *key.stride()[:3],
-        *value.stride()[:3],
-        *attention.broadcast_strides(mask),
-        *out.stride()[:3],
-        queries,
-        shape.keys,
-        shape.kv_heads,
-        new_key.shape[2],
-        splits,
-        GROUP=group,
-        D=dim,
-        DV=width,
-        SCALE=scale,
-        SOFTCAP=softcap or 0.0,
-        MASK=mask_kind,
-        SAFE=safe,
+    constants = constants_of(query, key, value, mask, chosen, scale, softcap, safe)
+    sliding[pairs * splits,](
+        *(query, key, value, *asides, query if mask is None else mask, out, *parts),
+        *(*query.stride(), *key.stride()[:3], *value.stride()[:3]),
+        *(*broadcast_strides(mask), *out.stride()[:3]),
+        *(queries, shape.keys, shape.kv_heads, new_key.shape[2], splits),
         WHOLE=splits == 1,
         ALIGNED=shift.aligned(key) and shift.aligned(value),
-        BLOCK_M=chosen.block_m,
-        BLOCK_N=chosen.block_n,
-        BLOCK_D=max(16, power_of_two(dim)),
-        BLOCK_DV=max(16, power_of_two(width)),
-        num_warps=chosen.warps,
-        num_stages=chosen.stages,
+        **constants,
     )
     if splits > 1:
-        grouping = (queries, shape.kv_heads, splits, group)
-        attention.combined(combine, parts, out, grouping, mask_kind, safe)
+        grouping = (queries, shape.kv_heads, splits, int(constants["GROUP"]))
+        combined(combine, parts, out, grouping, int(constants["MASK"]), safe)
     return out

@@ -12,7 +12,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vtc.kernels.attention_triton import LOG2_E, capped, decayed, quotient
+from vtc.kernels.attention_triton import (
+    LOG2_E,
+    capped,
+    decayed,
+    group_rows,
+    masked,
+    store_rows,
+)
 from vtc.kernels.shift_triton import moved_rows, owned
 
 
@@ -77,14 +84,12 @@ def sliding_kernel(
     batch = pair // kv_heads
     kv_head = pair % kv_heads
     rows = queries * GROUP
-    row = tl.arange(0, BLOCK_M)
-    head = kv_head * GROUP + row % GROUP
+    query += batch * q_b
+    row, head, number, q = group_rows(
+        query, q_h, q_s, q_d, kv_head, queries, GROUP, D, BLOCK_M, BLOCK_D
+    )
     d = tl.arange(0, BLOCK_D)
     dv = tl.arange(0, BLOCK_DV)
-    q_at = query + batch * q_b + head * q_h + (row // GROUP) * q_s
-    q = tl.load(
-        q_at[:, None] + d[None, :] * q_d, mask=(row < rows)[:, None] & (d < D)[None, :], other=0.0
-    )
     shown = tl.where(row < rows, row, 0)
     mask_rows = (
         mask
@@ -113,23 +118,30 @@ def sliding_kernel(
         tl.store(key + n.to(tl.int64)[:, None] * k_n + d[None, :], k, mask=k_kept)
         tl.store(value + n.to(tl.int64)[:, None] * v_n + dv[None, :], v, mask=v_kept)
         logits = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), SCALE, SOFTCAP, unit)
-        if MASK > 0:
-            given = tl.load(mask_rows + n[None, :] * m_n, mask=inside[None, :], other=0)
-            if MASK == 1:
-                logits = tl.where(given, logits, float("-inf"))
-            else:
-                logits = logits + given.to(tl.float32)
+        logits = masked(logits, mask_rows, n, m_n, inside, MASK)
         logits = tl.where(inside[None, :], logits, float("-inf"))
         weights, decay, top = decayed(logits, top, factor)
         total = total * decay + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-    kept = (row < rows)[:, None] & (dv < DV)[None, :]
-    if WHOLE:
-        result = quotient(acc, total[:, None], SAFE)
-        o_at = out + batch * o_b + head * o_h + (row // GROUP) * o_s
-        tl.store(o_at[:, None] + dv[None, :], result.to(out.dtype.element_ty), mask=kept)
-    else:
-        slot = (pair * rows + row) * splits + split
-        tl.store(partial + slot[:, None] * DV + dv[None, :], acc, mask=kept)
-        tl.store(tops + slot, top, mask=row < rows)
-        tl.store(totals + slot, total, mask=row < rows)
+    slot = (pair * rows + row) * splits + split
+    out += batch * o_b
+    store_rows(
+        acc,
+        top,
+        total,
+        out,
+        partial,
+        tops,
+        totals,
+        o_h,
+        o_s,
+        slot,
+        row,
+        head,
+        number,
+        rows,
+        DV,
+        SAFE,
+        WHOLE,
+        BLOCK_DV,
+    )

@@ -6,9 +6,9 @@ heads that are not repeated. Each distinct shape is measured once and kept in th
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,19 +22,15 @@ from vtc.graph.attention import Attention, find, rewrite
 from vtc.graph.program import Program, value_of
 from vtc.index.map import IndexMap
 from vtc.kernels import attention as kernels
-from vtc.kernels.attention import Shape, Tiling, as_argument
+from vtc.kernels.attention_tiling import Shape, Tiling, as_argument, candidates
 from vtc.kernels.libraries import grouped_heads
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
+from vtc.lowering.contest import Call, Contest, Progress, held
 from vtc.lowering.implement import inductor
-
-logger = logging.getLogger(__name__)
 
 WORTH = 0.97
 """Our kernels are taken when they need less than this part of the other way's time."""
-
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -153,63 +149,66 @@ def _measured(
     problem: Problem, device: torch.device, cache: ProfileCache, progress: Progress
 ) -> tuple[Tiling, float, float]:
     """The best tiling, its microseconds, and those of what is done without our kernels."""
-    query, key, value = (torch.empty(a.shape, device="meta") for a in problem.layouts[:3])
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    tilings = kernels.candidates(Shape.of(query, key, value), processors)
-    forms = {f"{problem.key}-{'-'.join(map(str, as_argument(t)))}": t for t in tilings}
-    other = f"{problem.key}-other"
-    missing = [name for name in (other, *forms) if cache.get(name) is None]
-    if missing:
-        progress(f"measuring attention of {problem}")
-        sets = _operand_sets(problem, device)
-        for name in missing:
-            call = _ours(problem, forms[name]) if name in forms else _other(problem, device)
-            cache.put(name, timing.replayed(call, sets))
-    times = {tiling: cache.get(name) or timing.NEVER for name, tiling in forms.items()}
-    best = min(times, key=times.__getitem__)
-    return best, times[best], cache.get(other) or 0.0
+    times = held(_Contest(problem, device), cache, progress)
+    return Tiling(*times.tiling), times.ours, times.theirs
 
 
-def _operand_sets(problem: Problem, device: torch.device) -> list[list[Tensor]]:
-    """Operands to use in turn, so that no call finds them in a cache."""
-    sets = [[layout.random(device) for layout in problem.layouts]]
-    size = sum(t.untyped_storage().nbytes() for t in sets[0])
-    more = range(min(15, timing.ROTATED_BYTES["cuda"] // max(size, 1)))
-    return [*sets, *([layout.random(device) for layout in problem.layouts] for _ in more)]
+class _Contest(Contest):
+    """`vtc::attention` against PyTorch's, or against what the written-out form is compiled to."""
 
+    def __init__(self, problem: Problem, device: torch.device) -> None:
+        self.problem, self.device = problem, device
+        self.what = f"attention of {problem}"
 
-def _ours(problem: Problem, tiling: Tiling) -> Callable[..., Tensor]:
-    def call(*operands: Tensor) -> Tensor:
-        return kernels.OVERLOAD(
+    @property
+    def key(self) -> str:
+        return self.problem.key
+
+    @property
+    def tilings(self) -> Mapping[str, list[int]]:
+        layouts = self.problem.layouts[:3]
+        query, key, value = (torch.empty(a.shape, device="meta") for a in layouts)
+        found = candidates(Shape.of(query, key, value), timing.processors(self.device))
+        return {str(t): as_argument(t) for t in found}
+
+    def operands(self) -> list[Tensor]:
+        return [layout.random(self.device) for layout in self.problem.layouts]
+
+    def ours(self, tiling: list[int]) -> Call:
+        problem = self.problem
+        return lambda *operands: kernels.OVERLOAD(
             *operands,
             causal=problem.causal,
             scale=problem.scale,
             softcap=problem.softcap,
-            tiling=as_argument(tiling),
+            tiling=tiling,
         )
 
-    return call
+    def theirs(self) -> Call:
+        return self._other
+
+    @functools.cached_property
+    def _other(self) -> Call:
+        if self.problem.written_out:
+            return _compiled(self.problem, self.device)
+        return functools.partial(_called, self.problem)
 
 
-def _other(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
-    if problem.written_out:
-        return _compiled(problem, device)
-
-    def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-        return functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=problem.causal,
-            scale=problem.scale,
-            enable_gqa=problem.grouped > 1,
-        )
-
-    return call
+def _called(
+    problem: Problem, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    return functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=problem.causal,
+        scale=problem.scale,
+        enable_gqa=problem.grouped > 1,
+    )
 
 
-def _compiled(problem: Problem, device: torch.device) -> Callable[..., Tensor]:
+def _compiled(problem: Problem, device: torch.device) -> Call:
     """The written-out form as TorchInductor compiles it, on heads that are not repeated."""
 
     def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from vtc.graph.program import Program
 from vtc.kernels.operators import is_random
 from vtc.lowering.attention import attended
 from vtc.lowering.cache import ProfileCache
+from vtc.lowering.cached_attention import attended_on_caches
 from vtc.lowering.calls import transposed
 from vtc.lowering.homes import Unschedulable
 from vtc.lowering.linear_attention import linearly_attended
@@ -51,8 +52,9 @@ def prepare(program: Program, settings: Settings) -> Plan:
     if measures:
         program, attentions = attended(program, cache, settings.progress)
         program, more = linearly_attended(program, cache, settings.progress)
+        program, cached = attended_on_caches(program, cache, settings.progress)
         program, moved = moved_on(program, cache, settings.progress)
-        attentions += (*more, *moved)
+        attentions += (*more, *cached, *moved)
     elif settings.objective == "memory" and not options.materializes("all"):
         program, attentions = moved_on_unmeasured(program)
     plan = own_plan(program) if measures and device.type == "cuda" else Plan.of(program)

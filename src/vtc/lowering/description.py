@@ -10,6 +10,7 @@ becomes index maps, pointwise operators the epilogue; nothing else is known of a
 
 from __future__ import annotations
 
+import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -74,6 +75,15 @@ class Describer(ABC):
     def anchor(self, node: fx.Node, total: Node) -> Node:
         """The value of an anchor whose sum of products is `total`."""
 
+    @functools.cached_property
+    def computed(self) -> frozenset[fx.Node]:
+        """The nodes that an anchor is part of."""
+        found = set(self.anchors)
+        for node in self.nodes:
+            if node.op == "call_function" and found.intersection(node.all_input_nodes):
+                found.add(node)
+        return frozenset(found)
+
     # Stores.
 
     def results(self) -> list[torch.Tensor]:
@@ -93,23 +103,27 @@ class Describer(ABC):
             yield value, number
 
     def store(self, value: fx.Node, number: int, shape: tuple[int, ...]) -> None:
-        """Write the store of a value of `shape`, an anchor's, into a tensor of the call."""
-        computed, home = self.home(value)
-        if tuple(value_of(computed).shape) != shape:
-            raise Undescribed("a result of another shape than the anchor's")
-        stored = self._value(self._expression(computed), self.own)
-        place = self.own.compose({0: home}).renumber({0: number})
-        self.body.store(stored, place)
+        """Write the store of a value of `shape`, an anchor's, into a tensor of the call. Parts of
+        it that are moved only are stored beside what is computed."""
+        for part, home in self.homes(value):
+            if tuple(value_of(part).shape) != shape:
+                raise Undescribed("a result of another shape than the anchor's")
+            stored = self._value(self._expression(part), self.own)
+            place = self.own.compose({0: home}).renumber({0: number})
+            self.body.store(stored, place)
 
-    def home(self, value: fx.Node) -> tuple[fx.Node, IndexMap]:
-        """The computed tensor that a value is moved from, and where its elements go in it."""
+    def homes(self, value: fx.Node) -> list[tuple[fx.Node, IndexMap]]:
+        """The tensors that a value is moved from, and where the elements of each go in it. What no
+        anchor computes is taken whole."""
         bound = movement_of(value)
-        if bound is None or is_movement_target(value):
-            return value, IndexMap.identity(tuple(value_of(value).shape))
-        if len(bound.sources) != 1 or bound.movement.store[0] is None:
-            raise Undescribed(f"a result behind {value.target}")
-        computed, home = self.home(bound.sources[0])
-        return computed, home.compose({0: bound.movement.store[0]})
+        if bound is None or is_movement_target(value) or value not in self.computed:
+            return [(value, IndexMap.identity(tuple(value_of(value).shape)))]
+        found = []
+        for source, store in zip(bound.sources, bound.movement.store, strict=True):
+            if store is None or bound.lookups:
+                raise Undescribed(f"a result behind {value.target}")
+            found += [(part, home.compose({0: store})) for part, home in self.homes(source)]
+        return found
 
     # Operands.
 

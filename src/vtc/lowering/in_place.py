@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from vtc.kernels import shift, sliding_attention
+from vtc.kernels import shift, sliding_attention, storing_attention
 from vtc.kernels.operators import ANCHORS
 
 aten = torch.ops.aten
@@ -23,6 +23,7 @@ aten = torch.ops.aten
 FORMS: Mapping[Any, tuple[Any, Mapping[int, int]]] = {
     shift.OVERLOAD: (shift.IN_PLACE, {0: 0}),
     sliding_attention.OVERLOAD: (sliding_attention.IN_PLACE, {1: 1, 2: 2}),
+    storing_attention.OVERLOAD: (storing_attention.IN_PLACE, {1: 1, 2: 2}),
 }
 """Operator -> its in-place form, and which result that leaves in which argument. What else there is
 of results the form returns."""

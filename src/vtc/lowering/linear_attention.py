@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,16 +17,11 @@ from vtc.kernels import linear_attention as kernels
 from vtc.kernels.linear_attention import Tiling, as_argument
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
+from vtc.lowering.contest import Call, Contest, Progress, held
 from vtc.lowering.implement import inductor
-
-logger = logging.getLogger(__name__)
 
 WORTH = 0.97
 """Our kernels are taken when they need less than this part of the other way's time."""
-DIFFERENT = 1e-2
-"""Root-mean-square difference, relative, that half-precision results may have."""
-
-Progress = Callable[[str], None]
 
 
 def linearly_attended(
@@ -59,59 +53,47 @@ def _measured(
     operands: list[Tensor], eps: float, cache: ProfileCache, progress: Progress
 ) -> tuple[Tiling, float, float]:
     """The best tiling, its microseconds, and those of what is done without our kernels."""
-    query, value = operands[0], operands[2]
-    batch, heads, tokens, dim = map(int, query.shape)
-    width = int(value.shape[-1])
-    processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-    shape = f"{batch} {heads} {tokens} {dim} {width} {query.dtype} {eps}"
-    key = "linear-attention-" + hashlib.sha256(shape.encode()).hexdigest()[:24]
-    tilings = kernels.candidates(batch * heads, tokens, processors)
-    forms = {f"{key}-{'-'.join(map(str, as_argument(t)))}": t for t in tilings}
-    other = f"{key}-other"
-    missing = [name for name in (other, *forms) if cache.get(name) is None]
-    if missing:
-        progress(f"measuring linear attention of {batch} x {heads} x {tokens} x {dim}")
-        size = query.element_size() * batch * heads * tokens * (2 * dim + width)
-        count = max(1, min(16, timing.ROTATED_BYTES["cuda"] // size))
-        sets = [_operands(query, dim, width) for _ in range(count)]
-        for name in missing:
-            if name == other:
-                cache.put(name, timing.replayed(_compiled(sets[0], eps), sets))
-            else:
-                call = _ours(eps, forms[name])
-                right = _agrees(call, sets[0], eps)
-                cache.put(name, timing.replayed(call, sets) if right else timing.NEVER)
-    times = {tiling: cache.get(name) or timing.NEVER for name, tiling in forms.items()}
-    best = min(times, key=times.__getitem__)
-    return best, times[best], cache.get(other) or 0.0
+    times = held(_Contest(operands, eps), cache, progress)
+    return Tiling(*times.tiling), times.ours, times.theirs
 
 
-def _operands(like: Tensor, dim: int, width: int) -> list[Tensor]:
-    """Query, key and value as a projection leaves them: by token, head and part."""
-    batch, heads, tokens, _ = map(int, like.shape)
-    shape = (batch, tokens, heads, 2 * dim + width)
-    base = torch.randn(shape, dtype=like.dtype, device=like.device).transpose(1, 2)
-    return list(base.split([dim, dim, width], -1))
+class _Contest(Contest):
+    """`vtc::linear_attention` against what TorchInductor makes of its written-out form."""
 
+    def __init__(self, fakes: list[Tensor], eps: float) -> None:
+        query, value = fakes[0], fakes[2]
+        self.batch, self.heads, self.tokens, self.dim = map(int, query.shape)
+        self.width, self.eps = int(value.shape[-1]), eps
+        self.dtype, self.device = query.dtype, query.device
+        self.what = f"linear attention of {self.batch} x {self.heads} x {self.tokens} x {self.dim}"
 
-def _ours(eps: float, tiling: Tiling) -> Callable[..., Tensor]:
-    def call(*operands: Tensor) -> Tensor:
-        return kernels.OVERLOAD(*operands, eps=eps, tiling=as_argument(tiling))
+    @property
+    def key(self) -> str:
+        sizes = f"{self.batch} {self.heads} {self.tokens} {self.dim} {self.width}"
+        text = f"{sizes} {self.dtype} {self.eps}"
+        return "linear-attention-" + hashlib.sha256(text.encode()).hexdigest()[:24]
 
-    return call
+    @property
+    def tilings(self) -> Mapping[str, list[int]]:
+        processors = timing.processors(self.device)
+        found = kernels.candidates(self.batch * self.heads, self.tokens, processors)
+        return {str(t): as_argument(t) for t in found}
 
+    def operands(self) -> list[Tensor]:
+        """Query, key and value as a projection leaves them: by token, head and part."""
+        shape = (self.batch, self.tokens, self.heads, 2 * self.dim + self.width)
+        base = torch.randn(shape, dtype=self.dtype, device=self.device).transpose(1, 2)
+        return list(base.split([self.dim, self.dim, self.width], -1))
 
-def _agrees(call: Callable[..., Tensor], operands: list[Tensor], eps: float) -> bool:
-    """Does our kernel give what PyTorch gives?"""
-    try:
-        found = call(*operands).float()
-    except Exception:  # no room in shared memory, a compiler that refuses
-        logger.debug("a linear attention kernel cannot run", exc_info=True)
-        return False
-    query, key, value = operands
-    expected = kernels.written_out(query, key, value, eps).float()
-    difference = (found - expected).square().mean().sqrt()
-    return bool(difference <= DIFFERENT * expected.square().mean().sqrt())
+    def ours(self, tiling: list[int]) -> Call:
+        return lambda *operands: kernels.OVERLOAD(*operands, eps=self.eps, tiling=tiling)
+
+    def theirs(self) -> Call:
+        call = _compiled(self.operands(), self.eps)
+        return lambda *operands: call(*operands)[0]
+
+    def meaning(self) -> Call:
+        return lambda query, key, value: kernels.written_out(query, key, value, self.eps)
 
 
 def _compiled(operands: list[Tensor], eps: float) -> Callable[..., Any]:

@@ -165,6 +165,19 @@ class Tuner:
 
     def fastest(self, step: Step) -> Callable[..., tuple[torch.Tensor, ...]] | None:
         """The step as a callable over its operands; None where no kernel of ours runs it."""
+        found = self._fastest(step)
+        if found is None:
+            return None
+        own, best, _ = found
+        return as_step(own.launches[best], own.results)
+
+    def microseconds(self, step: Step) -> float:
+        """The time of the fastest kernel of ours for a step; NEVER where none runs it."""
+        found = self._fastest(step)
+        return timing.NEVER if found is None else found[2]
+
+    def _fastest(self, step: Step) -> tuple[Prepared, str, float] | None:
+        """The fastest launch of a step by its name, and its time."""
         key = self._key_of(step)
         if key not in self.prepared:
             self.prepare([step])
@@ -183,9 +196,9 @@ class Tuner:
         if best is None or times[best] >= timing.NEVER:
             return None
         logger.debug("%s: %s, %.2f us", step.name, best, times[best])
-        if own.rivalled and self._compiled(step, key, own) < times[best]:
+        if own.rivalled and self.generated(step) < times[best]:
             return None
-        return as_step(own.launches[best], own.results)
+        return own, best, times[best]
 
     def _key_of(self, step: Step) -> str:
         """Steps with this in common can share launches: those that read weights early are for
@@ -193,14 +206,13 @@ class Tuner:
         constant = [o.kind == "input" and o.source in self.constants for o in step.operands]
         return f"{signature(step)}-{''.join(str(int(c)) for c in constant)}"
 
-    def _compiled(self, step: Step, key: str, own: Prepared) -> float:
+    def generated(self, step: Step) -> float:
         """Microseconds of the step as TorchInductor compiles it, with the libraries' matmuls."""
-        name = _key(key, "inductor")
+        name = _key(self._key_of(step), "inductor")
         if self.cache.get(name) is None:
             fakes = [value_of(n) for n in step.graph.graph.nodes if n.op == "placeholder"]
-            call = inductor(step.graph, fakes)
-            sets = [operands[: len(fakes)] for operands in _operand_sets(own)]
-            self.cache.put(name, timing.replayed(call, sets))
+            sets = timing.rotated(lambda: list(timing.operands(fakes)))
+            self.cache.put(name, timing.replayed(inductor(step.graph, fakes), sets))
         return self.cache.get(name) or timing.NEVER
 
 
@@ -250,10 +262,7 @@ def _runs(launch: Launch, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _operand_sets(own: Prepared) -> list[list[torch.Tensor]]:
-    """Operands to use in turn, so that no call finds them in a cache."""
-    size = sum(t.untyped_storage().nbytes() for t in own.tensors)
-    more = range(min(15, timing.ROTATED_BYTES["cuda"] // max(size, 1)))
-    return [own.tensors, *(list(timing.operands(own.values)) for _ in more)]
+    return timing.rotated(lambda: list(timing.operands(own.values)))
 
 
 def as_step(

@@ -37,6 +37,19 @@ def operands(values: Sequence[Any]) -> Iterator[Any]:
         yield storage.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
+def processors(device: torch.device) -> int:
+    """How many streaming multiprocessors a CUDA device has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def rotated(make: Callable[[], list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """Sets of CUDA operands to use in turn, so that no call finds them in a cache."""
+    first = make()
+    size = sum(t.untyped_storage().nbytes() for t in first)
+    more = min(15, ROTATED_BYTES["cuda"] // max(size, 1))
+    return [first, *(make() for _ in range(more))]
+
+
 def microseconds(call: Callable[..., Any], arguments: list[Any]) -> float:
     """Time of a call, on copies of its arguments that are used in turn, so that no call finds its
     operands in a cache that a model would have overwritten.

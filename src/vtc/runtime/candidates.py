@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from typing import Any
 
@@ -13,6 +14,8 @@ from vtc import errors
 from vtc.graph.program import value_of
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
+from vtc.lowering.carried import carried
+from vtc.lowering.check import check
 from vtc.lowering.implement import implemented
 from vtc.lowering.own import Tuner
 from vtc.lowering.plan import NOTHING, Plan
@@ -25,6 +28,8 @@ from vtc.runtime.cuda_graph import CudaGraphs, capturable
 from vtc.runtime.executable import Executable
 from vtc.runtime.rival import Rival
 from vtc.runtime.stock import compile_stock, compile_stock_again
+
+logger = logging.getLogger(__name__)
 
 EQUAL = 1.01
 """Of two that are as fast within this the plan is kept: it moves less and needs less memory."""
@@ -148,10 +153,23 @@ class Candidates:
     def _planned(self, tuner: Tuner | None = None) -> Compiled:
         program, freeze = self.plan.program, self.settings.options.freeze
         tuner = tuner or self._tuner()
+        self.schedule = self._carried(tuner)
         tuner.prepare(self.schedule.steps)
         steps = implemented(self.schedule.steps, program, freeze=freeze, tuner=tuner)
         run = Executable(self.schedule, steps, len(self.inputs), program.constants)
         return self._replayed(run)
+
+    def _carried(self, tuner: Tuner) -> Schedule:
+        """The schedule with residual copies carried by kernels of ours where that is faster."""
+        found = carried(self.schedule, tuner)
+        if len(found.steps) == len(self.schedule.steps):
+            return self.schedule
+        try:
+            check(found, self.plan.program)
+        except errors.PlanCheckError as error:  # a bug of ours must not stop the user's model
+            logger.warning("residual copies stay as they are: %s", error)
+            return self.schedule
+        return found
 
     def _stock(self) -> Compiled:
         freeze = self.settings.options.freeze

@@ -1,0 +1,108 @@
+"""The operators `vtc::storing_attention` and `vtc::storing_attention_`: attention on caches after
+new keys and values are stored into them.
+
+`storing_attention_` stores them in place: on CUDA the decoding kernel does it before it reads the
+cache, so that no kernel of its own copies them. `storing_attention` is what it means: two
+`index_copy` and one `vtc::attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtc.kernels import attention
+from vtc.kernels.attention import AVAILABLE
+from vtc.kernels.attention_launch import Stored, launch, result_like
+from vtc.kernels.attention_tiling import DECODE_ROWS, Shape
+
+if AVAILABLE:
+    from vtc.kernels.attention_triton import combine_kernel, decode_kernel
+
+
+def supports(
+    query: Tensor, key: Tensor, value: Tensor, new_key: Tensor, new_value: Tensor, places: Tensor
+) -> bool:
+    """Do the kernels take these operands? Those of `vtc::attention` in decoding."""
+    return (
+        attention.supports(query, key, value)
+        and Shape.of(query, key, value).rows <= DECODE_ROWS
+        and (new_key.dtype, new_value.dtype) == (key.dtype, value.dtype)
+        and new_key.shape == (*key.shape[:2], places.shape[0], key.shape[3])
+        and new_value.shape == (*value.shape[:2], places.shape[0], value.shape[3])
+        and places.dtype in (torch.int64, torch.int32)
+        and places.is_contiguous()
+    )
+
+
+def storing_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    new_key: Tensor,
+    new_value: Tensor,
+    places: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    safe: bool = True,
+    tiling: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention on the caches with new rows at `places`, and these two.
+
+    query (batch, heads, queries, d); key (batch, kv_heads, keys, d) and value alike; new_key and
+    new_value alike with as many rows as places (rows,), integers; mask, scale, softcap and safe are
+    those of `vtc::attention`. tiling is for `storing_attention_`, which has the same arguments.
+    """
+    keys, values = key.index_copy(2, places, new_key), value.index_copy(2, places, new_value)
+    out = attention.attention(query, keys, values, mask, scale=scale, softcap=softcap, safe=safe)
+    return out, keys, values
+
+
+def storing_attention_(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    new_key: Tensor,
+    new_value: Tensor,
+    places: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    safe: bool = True,
+    tiling: Sequence[int] | None = None,
+) -> Tensor:
+    """`storing_attention` that leaves the new rows in `key` and `value`. On CUDA a place outside of
+    the cache stops the device with an assertion, as in PyTorch.
+
+    Returns (batch, heads, queries, dv), laid out in memory as (batch, queries, heads, dv).
+    """
+    options = {"scale": scale, "softcap": softcap, "safe": safe}
+    rows = Stored(new_key, new_value, places)
+    if query.device.type != "cuda" or not supports(query, key, value, *rows):
+        key.index_copy_(2, places, new_key)
+        value.index_copy_(2, places, new_value)
+        return attention.attention(query, key, value, mask, **options)  # type: ignore[arg-type]
+    kernels = (decode_kernel, combine_kernel, None)
+    with torch.cuda.device_of(query):
+        return launch(kernels, query, key, value, mask, tiling=tiling, stored=rows, **options)  # type: ignore[arg-type]
+
+
+operator: Any = torch.library.triton_op(
+    "vtc::storing_attention", storing_attention, mutates_args=()
+)
+in_place: Any = torch.library.custom_op(
+    "vtc::storing_attention_", storing_attention_, mutates_args=("key", "value")
+)
+OVERLOAD = torch.ops.vtc.storing_attention.default
+IN_PLACE = torch.ops.vtc.storing_attention_.default
+
+
+@in_place.register_fake
+def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+    return result_like(query, value.shape[-1])

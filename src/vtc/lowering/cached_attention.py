@@ -1,0 +1,167 @@
+"""Which attentions change the caches that they read: where measurement finds our kernels that store
+new rows, or move a window on, faster than attention behind it, and they give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtc.graph.cached_attention import CachedAttention, find_sliding, find_storing, rewrite
+from vtc.graph.program import Program
+from vtc.kernels import attention, shift, sliding_attention, storing_attention
+from vtc.kernels.attention_tiling import Shape, Tiling, as_argument, candidates
+from vtc.kernels.libraries import grouped_heads
+from vtc.lowering import timing
+from vtc.lowering.cache import ProfileCache
+from vtc.lowering.contest import Call, Contest, Progress, key_of
+from vtc.lowering.contest import held as _measured
+
+
+def attended_on_caches(
+    program: Program, cache: ProfileCache, progress: Progress
+) -> tuple[Program, tuple[str, ...]]:
+    """`program` with `vtc::sliding_attention` and `vtc::storing_attention` in the place of
+    `vtc::attention` where they are faster, and a sentence about each."""
+    notes: list[str] = []
+    for find, contest in ((find_sliding, _Sliding), (find_storing, _Storing)):
+        chosen: dict[CachedAttention, dict[str, Any]] = {}
+        for found in find(program, attention.OVERLOAD, grouped_heads):
+            problem = contest(found)
+            if not problem.supported:
+                continue
+            try:
+                times = _measured(problem, cache, progress)
+            except torch.cuda.OutOfMemoryError:
+                continue  # no room to measure: it stays as it is
+            if times.ours < problem.worth * times.theirs:
+                chosen[found] = {"tiling": times.tiling}
+                name = problem.target.name().partition(".")[0]
+                notes.append(f"{found.node.name}: {name}, {times.said}")
+        if chosen:
+            program = rewrite(program, chosen, contest.target)
+    return program, tuple(notes)
+
+
+class _Cached(Contest):
+    """Attention that changes the caches it reads. worth: it is taken when it needs less than this
+    part of the other way's time."""
+
+    written = (1, 2)
+    target: Any
+    in_place: Any
+    worth: float
+
+    def __init__(self, found: CachedAttention) -> None:
+        self.options = found.options
+        self.tiling = found.node.kwargs.get("tiling")
+        self.fakes = [value for value in found.values if value is not None]
+        self.what = f"attention on caches of {tuple(self.fakes[1].shape)}"
+
+    @property
+    def shape(self) -> Shape:
+        return Shape.of(*self.fakes[:3])
+
+    @property
+    def key(self) -> str:
+        name = self.target.name().partition("::")[2].partition(".")[0]
+        return key_of(name, self.fakes, self.options, self.tiling)
+
+    @property
+    def tilings(self) -> Mapping[str, list[int]]:
+        found = self.candidates(self.shape, timing.processors(self.fakes[0].device))
+        return {str(t): as_argument(t) for t in found}
+
+    def candidates(self, shape: Shape, processors: int) -> tuple[Tiling, ...]:
+        raise NotImplementedError
+
+    def operands(self) -> list[Tensor]:
+        """Masks show everything."""
+        made = list(timing.operands(self.fakes))
+        return [torch.ones_like(t) if t.dtype is torch.bool else t for t in made]
+
+    def ours(self, tiling: list[int]) -> Call:
+        return lambda *operands: self.in_place(*operands, **self.options, tiling=tiling)
+
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, mask: list[Tensor]) -> Tensor:
+        """What is done now, once the caches are as they should be."""
+        out: Tensor = attention.OVERLOAD(
+            query, key, value, *mask, **self.options, tiling=self.tiling
+        )
+        return out
+
+
+class _Sliding(_Cached):
+    """On two caches that move on."""
+
+    target, in_place, worth = sliding_attention.OVERLOAD, sliding_attention.IN_PLACE, 0.97
+
+    @property
+    def supported(self) -> bool:
+        return sliding_attention.supports(*self.fakes[:5])
+
+    def candidates(self, shape: Shape, processors: int) -> tuple[Tiling, ...]:
+        return sliding_attention.candidates(shape, processors)
+
+    def theirs(self) -> Call:
+        def call(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            new_key: Tensor,
+            new_value: Tensor,
+            *mask: Tensor,
+        ) -> Tensor:
+            keys, values = shift.shift(key, new_key, 2), shift.shift(value, new_value, 2)
+            out = self.attended(query, keys, values, list(mask))
+            key.copy_(keys)
+            value.copy_(values)
+            return out
+
+        return call
+
+
+class _Storing(_Cached):
+    """On two caches that get new rows. The other way stores the keys as they are computed, and the
+    values by a kernel of their own."""
+
+    target, in_place, worth = storing_attention.OVERLOAD, storing_attention.IN_PLACE, 1.0
+
+    @property
+    def supported(self) -> bool:
+        return storing_attention.supports(*self.fakes[:6])
+
+    def candidates(self, shape: Shape, processors: int) -> tuple[Tiling, ...]:
+        return candidates(shape, processors)
+
+    def operands(self) -> list[Tensor]:
+        """Places differ, at the end of the caches."""
+        made = super().operands()
+        keys, places = made[1].shape[2], made[5]
+        made[5] = torch.arange(keys - len(places), keys, dtype=places.dtype, device=places.device)
+        return made
+
+    def theirs(self) -> Call:
+        def call(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            new_key: Tensor,
+            new_value: Tensor,
+            places: Tensor,
+            *mask: Tensor,
+        ) -> Tensor:
+            value.index_copy_(2, places, new_value)
+            return self.attended(query, key, value, list(mask))
+
+        return call
+
+    def meaning(self) -> Call:
+        def call(query: Tensor, key: Tensor, *others: Tensor) -> Tensor:
+            key.index_copy_(2, others[3], others[1])
+            return self.theirs()(query, key, *others)
+
+        return call

@@ -1,0 +1,116 @@
+"""Residual copies that our kernels carry along."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lowering.test_own import First, captured, strategy_of
+from vtc.graph.capture import capture
+from vtc.lowering import own
+from vtc.lowering.carried import carried
+from vtc.lowering.check import check
+from vtc.lowering.implement import implement
+from vtc.lowering.plan import NOTHING
+from vtc.lowering.schedule import Schedule, Step
+from vtc.runtime.executable import Executable
+
+assert captured  # a fixture
+
+aten = torch.ops.aten
+
+
+class Stated:
+    """Times that are stated: of kernels that carry a copy, of other kernels, and of copies."""
+
+    def __init__(self, joined: float, plain: float, copy: float) -> None:
+        self.joined, self.plain, self.copy = joined, plain, copy
+        self.prepared: list[Step] = []
+
+    def prepare(self, steps: list[Step]) -> None:
+        self.prepared += steps
+
+    def microseconds(self, step: Step) -> float:
+        return self.joined if step in self.prepared else self.plain
+
+    def generated(self, step: Step) -> float:
+        return self.copy
+
+
+def moving(schedule: Schedule) -> int:
+    """Generated steps with a concat."""
+    return sum(
+        step.implementation == "inductor"
+        and any(n.target is aten.cat.default for n in step.graph.graph.nodes)
+        for step in schedule.steps
+    )
+
+
+def carry(schedule: Schedule) -> Schedule:
+    return carried(schedule, Stated(1.5, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("chosen", [False, True], ids=["nothing virtual", "chosen"])
+def test_a_shuffled_concat_is_stored_by_the_kernel_of_its_last_part(captured, chosen):
+    plan, inputs, exact = captured
+    before = plan.schedule(strategy_of(plan, chosen))
+    schedule = carry(before)
+    assert moving(before) - moving(schedule) >= 1
+    check(schedule, plan.program)
+    tuner = First()
+    steps = [implement(s, plan.program, freeze=False, tuner=tuner) for s in schedule.steps]
+    outputs = Executable(schedule, steps, len(inputs), plan.program.constants)(*inputs)
+    for found, expected in zip(outputs, exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+        assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("times", [(2.0, 1.0, 1.0), (3.0, 1.0, 1.0)])
+def test_a_copy_that_is_as_fast_by_itself_stays(captured, times):
+    plan, *_ = captured
+    schedule = plan.schedule(strategy_of(plan, True))
+    assert carried(schedule, Stated(*times)).steps == schedule.steps
+
+
+class Pair(nn.Module):
+    """A shuffled concat of an input and a convolution of it; `how` says what else is there."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        width = 6 if how == "another width" else 4
+        self.first, self.last = nn.Conv2d(4, width, 3, padding=1), nn.Conv2d(4 + width, 4, 1)
+
+    def forward(self, x):
+        y = self.first(x).relu()
+        both = torch.cat([x, y], 1)
+        out = self.last(both.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))
+        return (out, y) if self.how == "returned" else out
+
+
+@pytest.mark.parametrize(("how", "carries"), [("", 1), ("returned", 1), ("another width", 0)])
+def test_what_is_carried_leaves_other_results_as_they_are(how, carries):
+    torch.manual_seed(0)
+    model = Pair(how).eval()
+    x = torch.randn(2, 4, 9, 7).to(memory_format=torch.channels_last)
+    found = []
+
+    def backend(graph_module, inputs):
+        found.append((capture(graph_module, list(inputs)), list(inputs)))
+        return graph_module.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(model, backend=backend)(x)
+        expected = model(x)
+    ((program, inputs),) = found
+    plan = own.own_plan(program)
+    before = plan.schedule(NOTHING)
+    schedule = carry(before)
+    assert moving(before) - moving(schedule) == carries
+    check(schedule, plan.program)
+    steps = [implement(s, plan.program, freeze=False, tuner=First()) for s in schedule.steps]
+    outputs = Executable(schedule, steps, len(inputs), plan.program.constants)(*inputs)
+    for got, want in zip(outputs, expected if how == "returned" else [expected], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

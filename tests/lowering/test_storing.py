@@ -1,0 +1,86 @@
+"""Attention on caches that get new rows: recognised, and the rows stored by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lowering.test_shift import DIM, KEYS, called, plans, run
+from vtc.kernels import attention, storing_attention
+from vtc.lowering.plan import Plan
+
+assert plans  # a fixture
+
+
+class Layer(nn.Module):
+    """One decoder layer's attention on static caches, two query heads on each cached one.
+
+    how: "stored" at one place; "apart", values at another; "stale", the old keys are read too;
+    "twice", the new keys are read by another operator.
+    """
+
+    def __init__(self, how: str, *, library: bool) -> None:
+        super().__init__()
+        self.how, self.library = how, library
+        self.project = nn.Linear(32, 64)
+        self.out = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        q, k, v = self.project(x).split([32, 16, 16], -1)
+        q, k, v = (t.view(b, s, -1, DIM).transpose(1, 2) for t in (q, k, v))
+        more = keys.sum() if self.how == "stale" else 0.0
+        keys.index_copy_(2, place, k * 2)
+        values.index_copy_(2, (place + 1) % KEYS if self.how == "apart" else place, v)
+        if self.how == "twice":
+            more = keys.amax()
+        key, value = (
+            t[:, :, None].expand(b, 2, 2, KEYS, DIM).reshape(b, 4, KEYS, DIM)
+            for t in (keys, values)
+        )
+        mask = (torch.arange(KEYS) <= place.max())[None]
+        if self.library:
+            out = nn.functional.scaled_dot_product_attention(q, key, value, mask, scale=0.3)
+        else:
+            logits = torch.tanh(q @ key.transpose(2, 3) * 0.3 / 5.0) * 5.0
+            logits = logits + torch.where(mask, 0.0, torch.finfo(x.dtype).min)
+            out = torch.softmax(logits, -1, dtype=torch.float32).to(x.dtype) @ value
+        return self.out(out.transpose(1, 2).reshape(b, s, 32)) + more
+
+
+def layer(how: str, library: bool, rows: int, batch: int, path: Path) -> str:
+    """Two calls at different places, as eager PyTorch; the code of the first."""
+    caches = [torch.randn(batch, 2, KEYS, DIM) for _ in range(2)]
+    places = iter(torch.randperm(KEYS)[: 4 * rows].split(rows))
+
+    def inputs() -> list[Tensor]:
+        return [torch.randn(batch, rows, 32), next(places)]
+
+    return run(Layer(how, library=library).eval(), caches, inputs, path)
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(1, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("library", [True, False])
+def test_attention_stores_the_new_rows(
+    library: bool, batch: int, rows: int, plans: list[Plan], tmp_path: Path
+) -> None:
+    code = layer("stored", library, rows, batch, tmp_path)
+    (plan,) = plans
+    assert called(plan, storing_attention.OVERLOAD) == 1
+    assert called(plan, attention.OVERLOAD) == called(plan, torch.ops.aten.index_copy.default) == 0
+    assert "vtc.storing_attention_.default" in code
+    assert "index_copy" not in code
+    assert any("vtc::storing_attention" in note for note in plan.attentions)
+
+
+@pytest.mark.parametrize("how", ["apart", "stale", "twice"])
+def test_what_is_stored_or_read_otherwise_stays(
+    how: str, plans: list[Plan], tmp_path: Path
+) -> None:
+    layer(how, True, 1, 2, tmp_path)
+    (plan,) = plans
+    assert called(plan, storing_attention.OVERLOAD) == 0
+    assert called(plan, attention.OVERLOAD) == 1
