@@ -1,12 +1,13 @@
 """What a bad choice of virtual tensors costs, and that the search does not make it.
 
-    python benchmarks/forced.py [--device cuda]
+    python benchmarks/forced.py [--device cuda] [--blocks c3k2,llama_attention]
 
 Of each block of `search.py`, four plans are timed whole, in turns on a CPU and as replays of CUDA
 graphs on a GPU: nothing virtual; what the search chooses by its measurements; and two that are
 forced, as many edges as are legal together, those that store first and those that load first.
-Writes results/forced.json: microseconds of each, how many edges each has, and what it costs by the
-search's measurements.
+On a GPU the blocks are in half precision. Writes results/forced.json after each block: microseconds
+of each plan, how many edges it has, and what it costs by the search's measurements. A block that is
+there for the device already is not measured again unless --again is given.
 """
 
 from __future__ import annotations
@@ -81,15 +82,17 @@ def _schedulable(plan: Plan, strategy: Strategy) -> bool:
     return True
 
 
-def measure(build: Callable[[], Block], device: str) -> dict[str, Any]:
+def measure(build: Callable[[], Block], device: str, budget: float) -> dict[str, Any]:
     torch.manual_seed(0)
     block, args = build()
-    program, inputs = captured(block, tuple(a.to(device) for a in args))
+    half = torch.float16 if device.startswith("cuda") else torch.float32
+    moved = (a.to(device, half if a.is_floating_point() else a.dtype) for a in args)
+    program, inputs = captured(block, tuple(moved))
     plan = Plan.of(program)
     model = cost.GPU if device.startswith("cuda") else cost.CPU
     static = cost.StaticCost(plan.graph, plan.vtog, plan.engine, model, "latency")
     with tempfile.TemporaryDirectory() as folder:
-        options = vtc.Options(cache_dir=Path(folder), profile_budget_s=40)
+        options = vtc.Options(cache_dir=Path(folder), profile_budget_s=budget)
         cache = ProfileCache(options.cache_dir, plan.device)
         pricing = ProfiledCost(plan, static, options, cache, lambda _: None)
         found = search.greedy(plan.graph, plan.vtog, plan.engine, pricing)
@@ -125,17 +128,25 @@ def measure(build: Callable[[], Block], device: str) -> dict[str, Any]:
 
 def main(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    blocks: Annotated[str, typer.Option(help="Names, separated by commas; all by default.")] = "",
+    budget: Annotated[float, typer.Option(help="Seconds of measuring a block's regions.")] = 40.0,
+    again: Annotated[bool, typer.Option("--again", help="Measure what is there already.")] = False,
     output: Annotated[Path, typer.Option(help="Result file.")] = RESULTS,
 ) -> None:
     """Time forced plans against the searched one."""
-    rows = []
-    for build in BLOCKS:
-        rows.append(measure(build, device))
-        Console().print(rows[-1])
     name = torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    record = {"device": name, "versions": versions(), "blocks": rows}
-    output.write_text(json.dumps(record, indent=1) + "\n")
+    found = json.loads(output.read_text()) if output.exists() else {}
+    rows = found.get("blocks", []) if found.get("device") == name else []
+    wanted = [b for b in BLOCKS if not blocks or b.__name__ in blocks.split(",")]
+    for build in wanted:
+        if not again and any(row["block"] == build.__name__ for row in rows):
+            continue
+        rows = [row for row in rows if row["block"] != build.__name__]
+        rows.append(measure(build, device, budget))
+        Console().print(rows[-1])
+        output.parent.mkdir(parents=True, exist_ok=True)
+        record = {"device": name, "versions": versions(), "blocks": rows}
+        output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

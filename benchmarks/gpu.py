@@ -1,7 +1,8 @@
 """The CUDA figures: every built-in model at batch 1 and 16, in half precision.
 
     python benchmarks/gpu.py [--cases llama3:1,yolo11:16] [--peers eager,inductor]
-    python benchmarks/gpu.py --cases llama3:1,llama3:16 --layers 32
+    python benchmarks/gpu.py --cases llama3:1,llama3:16 --layers 32 --peers inductor,inductor-best \
+        --variants grouped_heads --brief
     CUDA_VISIBLE_DEVICES=0 python benchmarks/gpu.py --share 1/2 &
     CUDA_VISIBLE_DEVICES=1 python benchmarks/gpu.py --share 2/2; wait
 
@@ -52,6 +53,12 @@ def main(
     objective: Annotated[str, typer.Option(help="latency, memory or bytes.")] = "latency",
     layers: Annotated[int, typer.Option(help="Of language models; 0: the default.")] = 0,
     seconds: Annotated[float, typer.Option(help="Seconds of timing a case.")] = 3.0,
+    variants: Annotated[
+        str, typer.Option(help="Stock variants that inductor-best tries; all by default.")
+    ] = "",
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Do not compile each model a second time.")
+    ] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure what is there already.")] = False,
     output: Annotated[Path, typer.Option(help="Result file.")] = RESULTS,
     take: Annotated[
@@ -72,13 +79,14 @@ def main(
     batches = ",".join(dict.fromkeys(batch for _, batch in pairs))
     plan = Plan.of(names, batches, peers, device, [False], seconds)
     check_objective(objective)
-    settings = Settings(objective=objective)  # type: ignore[arg-type]
+    tried = tuple(name for name in variants.split(",") if name)
+    settings = Settings(objective=objective, variants=tried)  # type: ignore[arg-type]
     requests = [
         Request(model, int(batch), device, layers=layers or None, settings=settings)
         for model, batch in pairs
     ]
     _merge_details(output, {"rates": asdict(Rates.measured(torch.device(device)))})
-    details = _Details(output)
+    details = _Details(output, brief)
     run(plan, output, again, requests, details.add)
 
 
@@ -93,15 +101,15 @@ def name_of(case: Mapping[str, Any]) -> str:
 class _Details:
     """Writes what is known of each case beyond its rows."""
 
-    def __init__(self, output: Path) -> None:
-        self.output, self.profiles = output, _profiles()
+    def __init__(self, output: Path, brief: bool) -> None:
+        self.output, self.brief, self.profiles = output, brief, _profiles()
 
     def add(self, request: Request, kernels: dict[str, list[Kernel]], case: dict[str, Any]) -> None:
         profiles = _profiles()
         found = {
             "needed": _tried(lambda: asdict(needed(request))),
             "profiles": profiles - self.profiles,
-            "compiled_again_s": _tried(lambda: _compiled_again(request)),
+            "compiled_again_s": None if self.brief else _tried(lambda: _compiled_again(request)),
             "kernels": {name: _listed(listed) for name, listed in kernels.items()},
         }
         self.profiles = profiles

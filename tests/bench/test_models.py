@@ -144,7 +144,7 @@ def test_grouped_heads_compute_what_the_model_computes():
 def test_the_float64_copy_agrees_and_is_float64(name):
     case = tiny(name)
     case.fresh_inputs(4)
-    exact_case = case.double()
+    exact_case = case.widened()
     native = answer(case, case.call, 4)
     exact = answer(exact_case, exact_case.call, 4, fresh=False)
     assert exact.outputs[0].dtype == torch.float64
@@ -156,7 +156,7 @@ def test_the_float64_copy_agrees_and_is_float64(name):
 def test_a_wrong_cache_is_found_after_three_steps():
     case = tiny("llama3")
     case.fresh_inputs(4)
-    exact_case = case.double()
+    exact_case = case.widened()
     native = answer(case, case.call, 4)
     exact = answer(exact_case, exact_case.call, 4, fresh=False)
     native.updated["keys.1"][0, 0, 33] += 0.5
@@ -237,7 +237,7 @@ def test_a_users_model_is_called_with_its_arguments_and_reset(user_module):
 def test_a_users_model_is_judged_with_its_updated_inputs(user_module):
     case = models.build(user_module)
     case.fresh_inputs(1)
-    double = case.double()
+    double = case.widened()
     found, exact = answer(case, case.call, 1), answer(double, double.call, 1, fresh=False)
     assert len(found.updated) == 1
     assert compare(found, found, exact).correct

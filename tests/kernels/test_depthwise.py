@@ -16,6 +16,7 @@ from vtc.kernels.convolution import Convolution, Window
 from vtc.kernels.convolution_build import image_tensor, plain_tensor
 from vtc.kernels.convolution_stencil import Tile
 from vtc.kernels.depthwise import depthwise_kernel
+from vtc.kernels.depthwise_rolling import RollingTile, rolling_kernel, rolling_tiles
 from vtc.kernels.epilogue import Body
 from vtc.kernels.text import pointer_text
 
@@ -37,6 +38,37 @@ def test_a_layer_equals_float64(layer, device):
         made.reset()
         depthwise_kernel(made.convolution, tile).launch()(made.tensors)
         made.check()
+
+
+ROLLING = [
+    *(layer for layer in LAYERS if layer.window.dilation == (1, 1) and layer.window.size != (5, 5)),
+    Layer(
+        1, (20, 11), 9, 9, Window((3, 3), (2, 1), (1, 1)), 9, "hardswish", extra=7, residual=True
+    ),
+    Layer(2, (13, 8), 6, 6, Window((2, 2), (3, 3), (1, 0)), 6, "relu"),
+]
+
+
+@pytest.mark.parametrize("layer", ROLLING, ids=str)
+def test_rows_that_roll_equal_float64(layer, device):
+    made = case(layer, device, torch.float32)
+    for tile in (RollingTile(2, 4, 8, 1), RollingTile(5, 8, 16, 2, 3), RollingTile(32, 4, 8, 1)):
+        made.reset()
+        rolling_kernel(made.convolution, tile).launch()(made.tensors)
+        made.check()
+
+
+def test_rolling_tiles_are_for_small_filters_on_images_of_some_rows():
+    def tiles(size, window):
+        layer = Layer(1, size, 192, 192, window, 192)
+        return rolling_tiles(case(layer, torch.device("cpu"), torch.float16).convolution)
+
+    for tile in tiles((64, 64), Window((3, 3), padding=(1, 1))):
+        assert tile.columns * tile.channels == 8 * 32 * tile.warps
+    assert len(tiles((64, 64), Window((3, 3), (2, 2), (1, 1)))) >= 3
+    assert not tiles((64, 64), Window((5, 5), padding=(2, 2)))
+    assert not tiles((7, 64), Window((3, 3), padding=(1, 1)))
+    assert not tiles((64, 64), Window((3, 3), (1, 1), (2, 2), (2, 2)))
 
 
 def test_a_concat_of_a_shuffled_image_and_a_padded_one_is_read_in_place(device):
@@ -98,3 +130,20 @@ def test_machine_code_moves_16_bytes_and_spills_nothing(kernel):
         assert machine.loads[16] >= kernel * (kernel + 3)
         assert set(machine.stores) == {16}
     assert set(fast.loads) == {16}
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_rolling_machine_code_moves_16_bytes_and_spills_nothing(stride):
+    window = Window((3, 3), (stride, stride), (1, 1))
+    made = case(Layer(16, (128, 128), 192, 192, window, 192, "hardswish", scaled=True),
+                torch.device("cpu"), torch.float16)  # fmt: skip
+    types = {f"t{k}": pointer_text(t.dtype) for k, t in enumerate(made.convolution.tensors)}
+    tiles = rolling_tiles(made.convolution)
+    kernels = [rolling_kernel(made.convolution, tile) for tile in tiles]
+    found = compile_offline(
+        [Request(k.source, "depthwise", types, {}, {"num_warps": k.num_warps}) for k in kernels]
+    )
+    for tile, machine in zip(tiles, found, strict=True):
+        assert machine.spills == 0, tile
+        assert set(machine.stores) == {16}, tile
+        assert machine.loads[16] >= 3 * stride, tile

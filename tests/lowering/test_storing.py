@@ -41,7 +41,7 @@ class Layer(nn.Module):
             t[:, :, None].expand(b, 2, 2, KEYS, DIM).reshape(b, 4, KEYS, DIM)
             for t in (keys, values)
         )
-        mask = (torch.arange(KEYS) <= place.max())[None]
+        mask = (torch.arange(KEYS, device=x.device) <= place.max())[None]
         if self.library:
             out = nn.functional.scaled_dot_product_attention(q, key, value, mask, scale=0.3)
         else:

@@ -106,15 +106,15 @@ class Case:
             change(model)
         return self._with(model, copy.deepcopy(self.inputs))
 
-    def double(self) -> Case:
-        """A float64 copy of weights and inputs."""
+    def widened(self, dtype: torch.dtype = torch.float64) -> Case:
+        """A copy of weights and inputs in a wider type."""
         model = copy.deepcopy(self.model)
         if isinstance(model, nn.Module):
-            model = model.to(torch.float64)
+            model = model.to(dtype)
         inputs = copy.deepcopy(self.inputs)
-        inputs.cast(torch.float64)
+        inputs.cast(dtype)
         twin = self._with(model, inputs)
-        twin.dtype = torch.float64
+        twin.dtype = dtype
         return twin
 
     def _with(self, model: nn.Module | Callable[..., Any], inputs: Inputs) -> Case:

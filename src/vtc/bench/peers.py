@@ -30,12 +30,14 @@ SYSTEMS = ("vtc", *PEERS)
 
 @dataclass(frozen=True)
 class Settings:
-    """How the systems compile. max_autotune concerns inductor-best alone."""
+    """How the systems compile. max_autotune, and variants, the stock variants of the model that are
+    tried (all by default), concern inductor-best alone."""
 
     engine: Engine = "auto"
     objective: Objective = "latency"
     freeze: bool = False
     max_autotune: bool = False
+    variants: tuple[str, ...] = ()
 
 
 @dataclass
@@ -132,7 +134,8 @@ def _inductor_best(case: Case, settings: Settings, progress: Progress) -> Prepar
     candidates: dict[str, Prepared] = {}
     failed: list[str] = []
     plain = ("",) if options or not case.best else ()
-    for name in (*plain, *case.best):
+    tried = [name for name in case.best if not settings.variants or name in settings.variants]
+    for name in (*plain, *tried):
         progress(f"inductor-best: compiling {name or ', '.join(options)}")
         twin = case.twin(case.best[name] if name else None)
         compiled = (

@@ -203,19 +203,35 @@ def _kernels(prepared: Prepared) -> list[observe.Kernel]:
 
 def _judge(case: Case, ready: Mapping[str, Prepared], progress: Progress) -> dict[str, Accuracy]:
     """Each system's accuracy on fresh inputs."""
-    progress("checking against float64")
     native = case.twin()
     native.fresh_inputs(JUDGED_SEED)
+    wide = torch.float64 if _fits(native, torch.float64) else torch.float32
+    progress(f"checking against {str(wide).removeprefix('torch.')}")
     # A copy of the rounded values: numbers drawn in float64 would be other ones.
-    double = native.double()
+    double = native.widened(wide)
     eager = answer(native, native.call, JUDGED_SEED)
     exact = answer(double, double.call, JUDGED_SEED, fresh=False)
     del double
     judged: dict[str, Accuracy] = {}
     for name, prepared in ready.items():
-        progress(f"{name}: checking against float64")
+        progress(f"{name}: checking its answer")
         judged[name] = compare(answer(prepared.case, prepared.run, JUDGED_SEED), eager, exact)
     return judged
+
+
+def _fits(case: Case, dtype: torch.dtype) -> bool:
+    """Has the device room for a copy of a half-precision case in `dtype`, and for an answer? A
+    model of billions of weights is judged against float32 where it has none."""
+    if case.device.type != "cuda" or case.dtype not in (torch.float16, torch.bfloat16):
+        return True
+    model = case.model
+    weights = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    caches = list(case.updated().values())
+    held = sum(t.nbytes for t in (*weights, *caches, *caches))
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(case.device)
+    return held * dtype.itemsize // case.dtype.itemsize < free * 0.8
 
 
 def explain(

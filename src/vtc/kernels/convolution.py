@@ -12,9 +12,9 @@ fastest is for measurement to say.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -117,7 +117,7 @@ class Convolution:
         n, oh, ow, oc = self.output
         return 2 * n * oh * ow * oc * self.window.size[0] * self.window.size[1] * self.inner
 
-    @cached_property
+    @functools.cached_property
     def pieces(self) -> tuple[Access, ...]:
         """The accesses of the image."""
         return image_pieces(self.source, self.tensors)
@@ -146,6 +146,17 @@ class Launch:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.run(tensors)
+
+
+def deferred(name: str, make: Callable[[], Callable[..., None]]) -> Launch:
+    """A launch whose kernel is made when it is first called: of several candidates of which the
+    fastest is known, the text of one alone is written."""
+    made = functools.cache(make)
+
+    def run(tensors: Sequence[torch.Tensor]) -> None:
+        made()(tensors)
+
+    return Launch(name, run)
 
 
 def nhwc(value: torch.Tensor) -> Layout:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from vtc.kernels.convolution import Convolution, Launch, collapsed
+from vtc.kernels.convolution import Convolution, Launch, collapsed, deferred
 from vtc.kernels.convolution_bare import bare_launches
 from vtc.kernels.convolution_dot import dot_kernel, dot_kernels
 from vtc.kernels.convolution_stencil import tiles
+from vtc.kernels.convolution_text import Kernel
 from vtc.kernels.convolution_tiles import PROCESSORS, DotTile, dot_grid, dot_tiles
 from vtc.kernels.cudnn import cudnn_launches
 from vtc.kernels.depthwise import depthwise_kernel, depthwise_kernels
+from vtc.kernels.depthwise_rolling import rolling_kernel, rolling_tiles
 
 LIKELY_PLANS = 2
 """Of a library's plans that are built when a whole model is compiled."""
@@ -38,11 +41,22 @@ def likely(convolution: Convolution, tensors: Sequence[torch.Tensor]) -> list[La
     if convolution.depthwise:
         shapes = tiles(convolution.image, convolution.window)
         kept = [t for t in shapes if t.columns <= 8][:3] or shapes[:1]
-        return [depthwise_kernel(convolution, tile).launch() for tile in kept]
+        found = [deferred(f"depthwise {t}", _made(depthwise_kernel, convolution, t)) for t in kept]
+        rolling = rolling_tiles(convolution)[:3]
+        return found + [
+            deferred(f"depthwise rolling {t}", _made(rolling_kernel, convolution, t))
+            for t in rolling
+        ]
     flat = collapsed(convolution)
-    found = [dot_kernel(flat, tile).launch() for tile in _nearest(flat)]
+    dots = [deferred(f"dot {tile}", _made(dot_kernel, flat, tile)) for tile in _nearest(flat)]
     dense = convolution.groups == 1 and convolution.window.size != (1, 1)
-    return found + (bare_launches(convolution, tensors, LIKELY_PLANS) if dense else [])
+    return dots + (bare_launches(convolution, tensors, LIKELY_PLANS) if dense else [])
+
+
+def _made(
+    kernel: Callable[[Convolution, Any], Kernel], convolution: Convolution, tile: Any
+) -> Callable[[], Launch]:
+    return lambda: kernel(convolution, tile).launch()
 
 
 def _nearest(convolution: Convolution) -> list[DotTile]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from vtc.kernels.convolution import Convolution
-from vtc.kernels.convolution_dot import weight_pieces
 from vtc.kernels.convolution_stencil import Stencil, Tile, stencil_kernel, tiles
-from vtc.kernels.convolution_text import Kernel, Text
-from vtc.kernels.io import Coordinate, Space
+from vtc.kernels.convolution_text import Kernel
+from vtc.kernels.depthwise_rolling import rolling_kernel, rolling_tiles
+from vtc.kernels.depthwise_weights import load_weights
 
 
 def depthwise_kernels(convolution: Convolution) -> list[Kernel]:
@@ -14,7 +14,8 @@ def depthwise_kernels(convolution: Convolution) -> list[Kernel]:
     if not convolution.depthwise:
         return []
     found = tiles(convolution.image, convolution.window)
-    return [depthwise_kernel(convolution, tile) for tile in found]
+    banded = [depthwise_kernel(convolution, tile) for tile in found]
+    return banded + [rolling_kernel(convolution, tile) for tile in rolling_tiles(convolution)]
 
 
 def depthwise_kernel(convolution: Convolution, tile: Tile) -> Kernel:
@@ -26,20 +27,7 @@ def depthwise_kernel(convolution: Convolution, tile: Tile) -> Kernel:
         convolution.dtype,
         convolution.body,
         convolution.tensors,
-        prepare=lambda text, tile: _load_weights(convolution, text, tile),
+        prepare=lambda text, tile: load_weights(convolution, text, tile.channels),
         combine=lambda total, value, ky, kx: f"{total} + {value} * k{ky}_{kx}",
     )
     return stencil_kernel(stencil, tile, f"depthwise {tile}")
-
-
-def _load_weights(convolution: Convolution, text: Text, tile: Tile) -> None:
-    """One vector over channels a tap, in f32, kept in registers."""
-    channels = convolution.channels
-    outside = f"c < {channels}" if channels % tile.channels else None
-    channel = Coordinate("c", (0,), "c0", str(tile.channels))
-    for ky in range(convolution.window.size[0]):
-        for kx in range(convolution.window.size[1]):
-            taps = (Coordinate("0"), Coordinate(str(ky)), Coordinate(str(kx)))
-            space = Space((channel, *taps), (str(tile.channels),), (outside,))
-            value = text.printer(space).load(weight_pieces(convolution), convolution.dtype)
-            text.lines.add(f"k{ky}_{kx} = {value.name}.to(tl.float32)[None, :]")

@@ -115,7 +115,8 @@ class Config:
     added up in the order 0, g, 2g, .., 1, g+1, ..: channels that a shuffle of g groups interleaved
     are read in runs again. It divides k. early: blocks start while the kernel before this one on
     the stream still runs (programmatic dependent launch), and wait for it before they read anything
-    but, in a stream of constant weights, the first of these.
+    but, in a stream of constant weights, the first of these. ahead: an early tile of constant
+    weights asks for the first of them in the second-level cache before it waits.
     """
 
     rows: int
@@ -130,6 +131,7 @@ class Config:
     cut: bool = True
     groups: int = 1
     early: bool = False
+    ahead: bool = False
 
     def __str__(self) -> str:
         kind = "stream" if self.stream else "swapped" if self.swapped else "tile"
@@ -138,6 +140,7 @@ class Config:
         whole = "" if self.cut else " uncut"
         whole += f" groups {self.groups}" if self.groups > 1 else ""
         whole += " early" if self.early else ""
+        whole += " ahead" if self.ahead else ""
         return f"{kind} {size}{split}{whole} warps {self.warps} stages {self.stages}"
 
 

@@ -41,8 +41,9 @@ def likely(matmul: Matmul) -> list[Config]:
     """The few of `candidates` that were among the fastest where all were measured
     (benchmarks/matmul.py): what compiling a whole model can afford."""
     found = candidates(matmul)
-    early = [c for c in found if c.early][:3]
-    return [*dict.fromkeys([*early, *[c for c in found if not c.early][:7]])]
+    early = [c for c in found if c.early and not c.ahead][:3]
+    ahead = [c for c in found if c.ahead][:2]
+    return [*dict.fromkeys([*early, *ahead, *[c for c in found if not c.early][:7]])]
 
 
 def _groups(matmul: Matmul) -> int:
@@ -98,7 +99,9 @@ def _few_rows(matmul: Matmul, m: int) -> list[Config]:
             config = _fitting(matmul, config)
             if config not in found:
                 found.append(config)
-    return [*found[:_MOST], *(replace(c, early=True) for c in found[:4])]
+    early = [replace(c, early=True) for c in found[:4]]
+    ahead = [replace(c, ahead=True) for c in early[:2]] if matmul.constant else []
+    return [*found[:_MOST], *early, *ahead]
 
 
 def _splits(matmul: Matmul, columns: int, depth: int) -> list[int]:

@@ -16,6 +16,7 @@ from vtc.index.sizes import Size
 from vtc.kernels import epilogue
 from vtc.kernels.io import Coordinate, Printer, Space, Value
 from vtc.kernels.matmul import Config, Launch, Matmul, Part
+from vtc.kernels.matmul_prefetch import is_plain, prefetch
 from vtc.kernels.matmul_split import add_sums, store_sums
 from vtc.kernels.text import Lines, size_text
 from vtc.program.dtypes import DType
@@ -30,6 +31,8 @@ def build(matmul: Matmul, config: Config) -> Launch:
         raise ValueError(f"{config} needs a number of rows up to 8, and no split")
     if config.stream and config.early and not matmul.constant:
         raise ValueError(f"{config} reads weights early, which may be written before it")
+    if config.ahead and not (config.early and matmul.constant and not config.stream):
+        raise ValueError(f"{config} asks ahead for weights, which is for early tiles of constants")
     if matmul.k % config.groups:
         raise ValueError(f"{config.groups} groups do not divide k = {matmul.k}")
     return Launch(matmul, config, _Writer(matmul, config).text())
@@ -137,6 +140,8 @@ class _Writer:
         sums = [lines.name("sum") for _ in part.rights]
         for name in sums:
             lines.add(f"{name} = tl.zeros(({shape[0]}, {shape[1]}), tl.float32)")
+        if self.config.ahead:
+            self._ask_ahead(part)
         self._wait()
         for low, high in self._segments(part):
             self._loop(part, sums, low, high)
@@ -149,6 +154,14 @@ class _Writer:
         with lines.block(f"if arrived == {config.splits - 1}:"):
             totals = add_sums(lines, config, self.matmul.products, shape, len(sums))
             self._epilogue(part, space, totals)
+
+    def _ask_ahead(self, part: Part) -> None:
+        """Prefetch the first steps of the weights that lie plainly."""
+        for right in part.rights:
+            pieces = accesses(right, self._layouts(right))
+            if is_plain(pieces):
+                arguments = (self.outer, self.matmul, self.config, part, pieces)
+                prefetch(self.lines, self.pointers, *arguments)
 
     def _wait(self) -> None:
         """Until the kernel before this one has finished, if this one may have started early."""

@@ -55,6 +55,11 @@ def carried(schedule: Schedule, measure: Measure) -> Schedule:
     return dataclasses.replace(schedule, steps=tuple(s for s in steps if s is not None))
 
 
+def joined_steps(schedule: Schedule) -> list[Step]:
+    """The kernels with a copy that `carried` would time, to be compiled ahead."""
+    return [joined for _, _, joined in _pairs(schedule)]
+
+
 def _pairs(schedule: Schedule) -> list[tuple[int, int, Step]]:
     """The numbers of a kernel's step and of a copy's that it can carry, and both as one step. No
     kernel carries two copies."""

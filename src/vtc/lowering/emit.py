@@ -276,6 +276,11 @@ def operand_value(operand: Operand, like: fx.Node) -> Any:
     if operand.view is None and operand.kind == "input":
         return value
     view = operand.view or View(tuple(value.shape), tuple(value.stride()), 0)
+    if view.offset == 0:
+        with value.fake_mode:
+            return torch.empty_strided(
+                view.shape, view.stride, dtype=value.dtype, device=value.device
+            )
     extent = (
         view.offset
         + 1

@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensor
 from vtc.graph.layout import channels_last, is_channels_last
 from vtc.graph.program import Program, value_of
 from vtc.kernels import matmul_candidates
-from vtc.kernels.convolution import Convolution, Launch
+from vtc.kernels.convolution import Convolution, Launch, deferred
 from vtc.kernels.convolution_candidates import likely
 from vtc.kernels.matmul import Matmul
 from vtc.kernels.matmul_text import build
@@ -58,7 +58,8 @@ def own_plan(program: Program) -> Plan:
     convolutions of ours, and with projections that share their rows as one region. The plan of the
     program as it is where no region is ours."""
     plan = Plan.of(channels_last(program))
-    whole = own_regions(plan)
+    known: _Known = {}
+    whole = own_regions(plan, known)
     others = {n for r in plan.grouping.regions if r.name not in whole for n in r.nodes}
     chosen = frozenset(
         n for n in plan.program.nodes if _few_rows(n) or (n in others and n.target in CONVOLUTIONS)
@@ -66,7 +67,7 @@ def own_plan(program: Program) -> Plan:
     while True:
         divided = cut(plan.program, plan.grouping, chosen)
         ours = Plan.of(plan.program, grouping=divided) if chosen else plan
-        own = own_regions(ours)
+        own = own_regions(ours, known)
         refused = {n for r in ours.grouping.regions if r.name not in own for n in r.nodes}
         if not chosen & refused:
             break
@@ -85,23 +86,44 @@ def _few_rows(node: fx.Node) -> bool:
     return 0 < value_of(call.rows).numel() <= FEW_ROWS * value_of(call.rows).shape[-1]
 
 
-def own_regions(plan: Plan) -> frozenset[str]:
-    """The names of the regions that our kernels can compute, with nothing virtual."""
+_Kind = Literal["few rows", "image"]
+
+
+_Known = dict[Hashable, _Kind | None]
+"""What kind of kernel computes a region, by its nodes and by the signature of its step: cutting
+leaves most regions as they were, and most steps of a model are like others."""
+
+
+def own_regions(plan: Plan, known: _Known | None = None) -> frozenset[str]:
+    """The names of the regions that our kernels can compute, with nothing virtual; what is found is
+    added to `known`."""
+    known = {} if known is None else known
     homes = plan.homes(NOTHING)
     found = set()
     for region in plan.grouping.regions:
-        try:
-            problem = described(isolated(region, homes)).problem
-        except Undescribed as reason:
-            logger.debug("%s is not ours: %s", region.name, reason)
-            continue
-        if isinstance(problem, Matmul):
-            ours = problem.m <= FEW_ROWS
-        else:
-            ours = all(is_channels_last(value_of(node)) for node in region.writes)
-        if ours:
+        key = region.nodes, region.reads, region.writes
+        if key not in known:
+            step = isolated(region, homes)
+            alike = signature(step)
+            if alike not in known:
+                known[alike] = _kind_of(step)
+            known[key] = known[alike]
+        image = all(is_channels_last(value_of(node)) for node in region.writes)
+        if known[key] == "few rows" or (known[key] == "image" and image):
             found.add(region.name)
     return frozenset(found)
+
+
+def _kind_of(step: Step) -> _Kind | None:
+    """The kind of kernel of ours that computes a step; None for no kernel."""
+    try:
+        problem = described(step).problem
+    except Undescribed as reason:
+        logger.debug("%s is not ours: %s", step.name, reason)
+        return None
+    if isinstance(problem, Matmul):
+        return "few rows" if problem.m <= FEW_ROWS else None
+    return "image"
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +249,8 @@ def _prepared(step: Step, constants: frozenset[int]) -> Prepared | None:
     tensors = list(timing.operands(values))
     problem = description.problem
     if isinstance(problem, Matmul):
-        found = [Launch(str(c), build(problem, c)) for c in matmul_candidates.likely(problem)]
+        configs = matmul_candidates.likely(problem)
+        found = [deferred(str(c), functools.partial(build, problem, c)) for c in configs]
     elif isinstance(problem, Pooling):
         found = pooling_candidates(problem)[:MOST_POOLINGS]
     else:

@@ -14,7 +14,7 @@ from vtc import errors
 from vtc.graph.program import value_of
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
-from vtc.lowering.carried import carried
+from vtc.lowering.carried import carried, joined_steps
 from vtc.lowering.check import check
 from vtc.lowering.implement import implemented
 from vtc.lowering.own import Tuner
@@ -105,7 +105,7 @@ class Candidates:
             self._judge(known.ours_us, known.theirs_us)
             return self._stock() if self.stock_kept else self._planned()
         tuner = self._tuner()
-        tuner.begin(self.schedule.steps)
+        tuner.begin([*self.schedule.steps, *joined_steps(self.schedule)])
         self.settings.progress("compiling stock TorchInductor to compare")
         theirs = self._stock()
         ours = self._planned(tuner)
