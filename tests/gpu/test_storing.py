@@ -11,7 +11,8 @@ from torch._inductor.utils import run_and_get_code
 
 import vtc
 from lowering import test_storing as layers
-from vtc.kernels.attention_tiling import Shape, Tiling, as_argument, candidates
+from vtc.kernels import storing_attention
+from vtc.kernels.attention_tiling import Shape, Tiling, as_argument
 from vtc.lowering import attention as attention_choice
 from vtc.lowering import cached_attention
 from vtc.lowering.contest import Times
@@ -33,7 +34,7 @@ def normal(*shape: int) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_candidate_stores_and_sees_the_new_rows(shape: tuple[int, ...]) -> None:
     batch, heads, kv_heads, queries, keys, dim = shape
-    for tiling in candidates(Shape(*shape), 132):
+    for tiling in storing_attention.candidates(Shape(*shape), 132):
         caches = [normal(batch, kv_heads, keys, dim) for _ in range(2)]
         for _ in range(5):
             places = torch.randperm(keys, device="cuda")[:queries]

@@ -78,7 +78,8 @@ CASES = {
 def main() -> None:
     from vtc.kernels.attention_launch import launch
     from vtc.kernels.attention_prefill import prefill_kernel
-    from vtc.kernels.attention_triton import combine_kernel, decode_kernel
+    from vtc.kernels.attention_splits import combine_kernel
+    from vtc.kernels.attention_triton import decode_kernel
 
     run = (decode_kernel, combine_kernel, prefill_kernel)
     errors = {}

@@ -25,6 +25,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"SOFTCAP": 50.0, "SCAN": 1024},
     ),
     "decode, new rows": ("decode_kernel", {"STORES": True, "MASK": 1, "SCAN": 1024}),
+    "decode, new rows, joined": ("decode_kernel", {"STORES": True, "JOINED": True, "MASK": 1}),
     "combine": ("combine_kernel", {"BLOCK_DV": 64, "BLOCK_S": 64}),
     "prefill": ("prefill_kernel", {"BLOCK_M": 64, "CAUSAL": True}),
     "prefill, bias": ("prefill_kernel", {"BLOCK_M": 64, "MASK": 2}),
@@ -44,6 +45,7 @@ CONSTANTS = {
     "SAFE": True,
     "WHOLE": False,
     "STORES": False,
+    "JOINED": False,
     "SCAN": 0,
     "BLOCK_M": 16,
     "BLOCK_N": 64,
@@ -64,6 +66,7 @@ POINTERS = {
     "partial": "*fp32",
     "tops": "*fp32",
     "totals": "*fp32",
+    "counters": "*i32",
 }
 UNIT_STRIDES = ("q_d", "k_d", "v_d", "nk_d", "nv_d", "m_n")
 UNALIGNED = ("queries", "keys", "kv_heads", "heads", "splits", "coming")
@@ -74,10 +77,10 @@ def compiled(kernel: str, changes: dict[str, Any], warps: int = 4, stages: int =
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from vtc.kernels import attention_prefill, attention_triton
+    from vtc.kernels import attention_prefill, attention_splits, attention_triton
 
-    module = attention_prefill if kernel == "prefill_kernel" else attention_triton
-    fn = getattr(module, kernel)
+    modules = (attention_prefill, attention_splits, attention_triton)
+    fn = next(found for m in modules if (found := vars(m).get(kernel)))
     constants = {k: v for k, v in (CONSTANTS | changes).items() if k in fn.arg_names}
     constants |= {name: 1 for name in UNIT_STRIDES if name in fn.arg_names}
     types = {**POINTERS}

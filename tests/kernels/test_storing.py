@@ -66,11 +66,14 @@ class Storing:
         assert error(self.form, out, self.given) < 2e-6
 
 
+@pytest.mark.parametrize("joined", [0, 1])
 @pytest.mark.parametrize("name", FORMS)
-def test_new_rows_are_stored_and_seen(name: str, device: torch.device) -> None:
+def test_new_rows_are_stored_and_seen(name: str, joined: int, device: torch.device) -> None:
     form, places, tiling = FORMS[name]
     given = Storing(form, places, device)
-    kernels = (storing_attention.decode_kernel, storing_attention.combine_kernel, None)
+    tiling = (*tiling, joined)
+    combine = None if joined else storing_attention.combine_kernel
+    kernels = (storing_attention.decode_kernel, combine, None)
     out = launch(
         kernels,
         given.query,

@@ -24,7 +24,8 @@ if AVAILABLE:
     from torch.library import wrap_triton
 
     from vtc.kernels.attention_prefill import prefill_kernel
-    from vtc.kernels.attention_triton import combine_kernel, decode_kernel
+    from vtc.kernels.attention_splits import combine_kernel
+    from vtc.kernels.attention_triton import decode_kernel
 
 
 def supports(query: Tensor, key: Tensor, value: Tensor) -> bool:

@@ -43,8 +43,10 @@ def launch(
 ) -> Tensor:
     """`attention` by the decoding, combining and prefill kernels that are given.
 
-    With `stored` the decoding kernel stores these rows into `key` and `value`. Raises ValueError
-    where it cannot: with an order, lengths or pages, and for more rows than decoding takes.
+    With `stored` the decoding kernel stores these rows into `key` and `value`, and may add up its
+    splits by itself: counters for that are kept for each device and stream, so that graphs captured
+    from one stream must not be replayed at the same time. Raises ValueError where it cannot store:
+    with an order, lengths or pages, and for more rows than decoding takes.
     """
     decode, combine, prefill = kernels
     page = 0 if block_table is None else key.shape[2]
@@ -83,6 +85,8 @@ def launch(
         "STORES": stored is not None,
         "SCAN": scan if mask is not None and one_row and keys >= SCAN else 0,
     }
+    counters = _counters(query.device, pairs) if stored and chosen.joined and splits > 1 else None
+    constants["JOINED"] = counters is not None
     new: Sequence[Tensor] = stored or [query] * 3
     if stored is not None:
         constants |= {"debug": True, "sanitize_overflow": False}  # for the places' assertion
@@ -90,14 +94,29 @@ def launch(
     parts = partial_results(query, pairs * shape.rows, splits, value.shape[-1])
     decode[pairs * splits,](
         *(query, key, value, *new, *optional, out, *parts),
+        query if counters is None else counters,
         *(*query.stride(), *caches, *coming, *others),
         *(*sizes, shape.kv_heads, splits, stored.places.shape[0] if stored else 0),
         **constants,
     )
-    if splits > 1:
+    if splits > 1 and counters is None:
         grouping = (queries, shape.kv_heads, splits, group)
         combined(combine, parts, out, grouping, int(constants["MASK"]), safe)
     return out
+
+
+_held: dict[tuple[torch.device, int, int], Tensor] = {}
+
+
+def _counters(device: torch.device, count: int) -> Tensor | None:
+    """Zeros to count with, kept for the current stream; None where a capture would make them."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = device, stream, power_of_two(count)
+    if key not in _held:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None
+        _held[key] = torch.zeros(key[2], dtype=torch.int32, device=device)
+    return _held[key]
 
 
 def constants_of(

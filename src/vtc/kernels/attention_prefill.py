@@ -7,7 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vtc.kernels.attention_triton import quotient, update
+from vtc.kernels.attention_splits import quotient
+from vtc.kernels.attention_triton import update
 
 
 @triton.jit

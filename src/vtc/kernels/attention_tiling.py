@@ -15,7 +15,8 @@ class Tiling:
     """How the kernels cut the work: rows and keys of a tile, splits of the keys, warps, stages.
 
     `splits` is 0 for the prefill kernel. `block_m` of the decoding kernel is a power of two that
-    holds all rows.
+    holds all rows. joined: 1 where the last split to arrive adds all of them up, 0 where a kernel
+    of its own does.
     """
 
     block_m: int
@@ -23,9 +24,11 @@ class Tiling:
     splits: int
     warps: int
     stages: int
+    joined: int = 0
 
     def __str__(self) -> str:
         kind = f"{self.splits} splits" if self.splits else "prefill"
+        kind += " joined" if self.joined else ""
         tile = f"{self.block_m}x{self.block_n}"
         return f"{kind}, tiles of {tile}, {self.warps} warps, {self.stages} stages"
 

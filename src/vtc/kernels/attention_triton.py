@@ -1,12 +1,12 @@
 # ruff: noqa: N803, SIM102 - compile-time constants have capitals, and branches of their own
 # mypy: disable-error-code="no-untyped-def"
-"""Attention in Triton: the loop over keys, and split-KV decoding with its reduction.
+"""Attention in Triton: the loop over keys, and split-KV decoding.
 
 Decoding and prefill walk over blocks of keys with a running maximum and sum (Milakov and
 Gimelshein 2018; Dao et al. 2022) and read keys and values through strides of any kind, or through a
 table of pages. All query heads that share a key/value head are rows of one tile in decoding, so
 that the cache is read once. Splits of the keys are independent programs, whose partial results
-`combine_kernel` adds up.
+are added up as `attention_splits` says.
 
 Logits are kept in units in which a weight is `exp2((logit - maximum) * factor)`. Without an
 additive mask log2(e) is part of the scale; with one it is not, since a mask of the smallest finite
@@ -20,7 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+from vtc.kernels.attention_splits import LOG2_E, join_rows, store_rows
+
 MASKED = tl.constexpr(-1e30)
 """An additive mask at or below this hides its key wherever another key of the row is above it."""
 
@@ -172,14 +173,6 @@ def _is_live(mask, m_n, n, stop, MASK: tl.constexpr):
 
 
 @triton.jit
-def quotient(acc, total, SAFE: tl.constexpr):
-    """Weighted values over the sum of weights; a row without visible keys is 0, or NaN."""
-    if SAFE:
-        return acc / tl.where(total > 0, total, 1.0)
-    return acc / total
-
-
-@triton.jit
 def group_rows(
     query,
     q_h,
@@ -202,41 +195,6 @@ def group_rows(
     inside = (row < queries * GROUP)[:, None] & (d < D)[None, :]
     q = tl.load(at[:, None] + d[None, :] * q_d, mask=inside, other=0.0)
     return row, head, number, q
-
-
-@triton.jit
-def store_rows(
-    acc,
-    top,
-    total,
-    out,
-    partial,
-    tops,
-    totals,
-    o_h,
-    o_s,
-    slot,
-    row,
-    head,
-    number,
-    rows,
-    DV: tl.constexpr,
-    SAFE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
-    """Store the results of rows into `out`, of one sequence; or, unless WHOLE, what one split has
-    of them at their slots."""
-    dv = tl.arange(0, BLOCK_DV)
-    kept = (row < rows)[:, None] & (dv < DV)[None, :]
-    if WHOLE:
-        result = quotient(acc, total[:, None], SAFE)
-        o_at = out + head * o_h + number * o_s
-        tl.store(o_at[:, None] + dv[None, :], result.to(out.dtype.element_ty), mask=kept)
-    else:
-        tl.store(partial + slot[:, None] * DV + dv[None, :], acc, mask=kept)
-        tl.store(tops + slot, top, mask=row < rows)
-        tl.store(totals + slot, total, mask=row < rows)
 
 
 @triton.jit
@@ -280,6 +238,7 @@ def decode_kernel(
     partial,
     tops,
     totals,
+    counters,
     q_b,
     q_h,
     q_s,
@@ -327,6 +286,7 @@ def decode_kernel(
     SAFE: tl.constexpr,
     WHOLE: tl.constexpr,
     STORES: tl.constexpr,
+    JOINED: tl.constexpr,
     SCAN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -338,7 +298,8 @@ def decode_kernel(
     With WHOLE, of one split, `out` is written, else partial [batch * kv_heads, rows, splits, DV],
     and tops and totals without DV. With STORES the program stores those of the `coming` new keys
     and values whose places [coming] are in its split, before it reads it: then CAUSAL, LENGTHS and
-    PAGE are not set.
+    PAGE are not set. With JOINED the last program of a key/value head to arrive, by counters
+    [batch * kv_heads] that every launch leaves at zero, adds up all splits into `out`.
     """
     pid = tl.program_id(0)
     split = pid % splits
@@ -450,47 +411,28 @@ def decode_kernel(
         WHOLE,
         BLOCK_DV,
     )
-
-
-@triton.jit
-def combine_kernel(
-    partial,
-    tops,
-    totals,
-    out,
-    o_b,
-    o_h,
-    o_s,
-    queries,
-    kv_heads,
-    splits,
-    GROUP: tl.constexpr,
-    DV: tl.constexpr,
-    MASK: tl.constexpr,
-    SAFE: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
-    """Add up the splits of one row; grid (batch * kv_heads * rows, DV / BLOCK_DV)."""
-    factor: tl.constexpr = LOG2_E if MASK == 2 else 1.0
-    pid = tl.program_id(0).to(tl.int64)
-    rows = queries * GROUP
-    row = pid % rows
-    pair = pid // rows
-    split = tl.arange(0, BLOCK_S)
-    dv = tl.program_id(1) * BLOCK_DV + tl.arange(0, BLOCK_DV)
-    slot = pid * splits + split
-    top = tl.load(tops + slot, mask=split < splits, other=float("-inf"))
-    total = tl.load(totals + slot, mask=split < splits, other=0.0)
-    acc = tl.load(
-        partial + slot[:, None] * DV + dv[None, :],
-        mask=(split < splits)[:, None] & (dv < DV)[None, :],
-        other=0.0,
-    )
-    highest = tl.max(top, 0)
-    shift = tl.where(highest == float("-inf"), 0.0, highest)
-    weight = tl.exp2((top - shift) * factor)
-    result = quotient(tl.sum(acc * weight[:, None], 0), tl.sum(total * weight, 0), SAFE)
-    head = pair % kv_heads * GROUP + row % GROUP
-    o_at = out + (pair // kv_heads) * o_b + head * o_h + (row // GROUP) * o_s
-    tl.store(o_at + dv, result.to(out.dtype.element_ty), mask=dv < DV)
+    if JOINED:
+        # All threads' stores come before the counter's release.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(counters + pair, 1, sem="acq_rel")
+        if arrived == splits - 1:
+            tl.store(counters + pair, 0)
+            join_rows(
+                out,
+                partial,
+                tops,
+                totals,
+                o_h,
+                o_s,
+                slot - split,
+                row,
+                head,
+                number,
+                rows,
+                splits,
+                DV,
+                MASK,
+                SAFE,
+                BLOCK_M,
+                BLOCK_DV,
+            )

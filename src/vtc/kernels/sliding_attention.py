@@ -26,7 +26,7 @@ from vtc.kernels.attention_launch import (
 from vtc.kernels.attention_tiling import DECODE_ROWS, Shape, Tiling, power_of_two
 
 if AVAILABLE:
-    from vtc.kernels.attention_triton import combine_kernel
+    from vtc.kernels.attention_splits import combine_kernel
     from vtc.kernels.shift_triton import edges_kernel
     from vtc.kernels.sliding_triton import sliding_kernel
 

@@ -12,14 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vtc.kernels.attention_triton import (
-    LOG2_E,
-    capped,
-    decayed,
-    group_rows,
-    masked,
-    store_rows,
-)
+from vtc.kernels.attention_splits import LOG2_E, store_rows
+from vtc.kernels.attention_triton import capped, decayed, group_rows, masked
 from vtc.kernels.shift_triton import moved_rows, owned
 
 

@@ -9,6 +9,7 @@ cache, so that no kernel of its own copies them. `storing_attention` is what it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,10 +18,19 @@ from torch import Tensor
 from vtc.kernels import attention
 from vtc.kernels.attention import AVAILABLE
 from vtc.kernels.attention_launch import Stored, launch, result_like
-from vtc.kernels.attention_tiling import DECODE_ROWS, Shape
+from vtc.kernels.attention_tiling import DECODE_ROWS, Shape, Tiling
+from vtc.kernels.attention_tiling import candidates as decoding
 
 if AVAILABLE:
-    from vtc.kernels.attention_triton import combine_kernel, decode_kernel
+    from vtc.kernels.attention_splits import combine_kernel
+    from vtc.kernels.attention_triton import decode_kernel
+
+
+def candidates(shape: Shape, processors: int) -> tuple[Tiling, ...]:
+    """Tilings that are worth timing: those of decoding, and some whose last split joins all."""
+    found = decoding(shape, processors)
+    joined = [replace(t, joined=1) for t in found if t.splits > 1]
+    return (*found, *joined[:3])
 
 
 def supports(

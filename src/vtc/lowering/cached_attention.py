@@ -13,7 +13,7 @@ from torch import Tensor
 from vtc.graph.cached_attention import CachedAttention, find_sliding, find_storing, rewrite
 from vtc.graph.program import Program
 from vtc.kernels import attention, shift, sliding_attention, storing_attention
-from vtc.kernels.attention_tiling import Shape, Tiling, as_argument, candidates
+from vtc.kernels.attention_tiling import Shape, Tiling, as_argument
 from vtc.kernels.libraries import grouped_heads
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
@@ -135,7 +135,7 @@ class _Storing(_Cached):
         return storing_attention.supports(*self.fakes[:6])
 
     def candidates(self, shape: Shape, processors: int) -> tuple[Tiling, ...]:
-        return candidates(shape, processors)
+        return storing_attention.candidates(shape, processors)
 
     def operands(self) -> list[Tensor]:
         """Places differ, at the end of the caches."""
