@@ -31,7 +31,7 @@ import torch
 import typer
 from torch.utils import _pytree as pytree
 
-from journal import Journal, part, spread
+from journal import Journal, part, spread, watched
 from opinfo_cases import DTYPES, RIGHT, Engine, Variant, Verdict, operators, samples, verdict_of
 
 Task = tuple[str, str]
@@ -151,7 +151,9 @@ def work(
             if time.monotonic() > until:
                 return
             journal.append({"begun": [name, dtype, number]})
-            journal.append(asdict(verdict_of(op, dtype, number, sample, engine, variant)))
+            with watched():
+                verdict = verdict_of(op, dtype, number, sample, engine, variant)
+            journal.append(asdict(verdict))
         journal.append({"complete": [name, dtype]})
 
 

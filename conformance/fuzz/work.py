@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import signal
 import time
@@ -25,6 +26,8 @@ CHUNK = {"plan": 50, "dvm": 50, "dynamo": 10, "inductor": 2}
 CHUNKS_OF_A_PROCESS = 40
 SECONDS = 150
 """The longest that a case may take."""
+HANGS = 4 * SECONDS
+"""After this long a process ends itself: native code hears no signal while it runs."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,9 @@ def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
         outcome.symbolic += case.symbolic
         outcome.statements += len(case.statements)
         outcome.kinds.update(s.kind for s in case.statements)
+        faulthandler.dump_traceback_later(HANGS, exit=True)
         found = finding(task, case, outcome.notes)
+        faulthandler.cancel_dump_traceback_later()
         if found is not None:
             outcome.findings.append(found)
             if task.device != "cpu" and "CUDA" in found.what:
