@@ -148,6 +148,7 @@ def score(verdicts: Sequence[Verdict], engine: str) -> dict[str, Any]:
         "engine": engine,
         "versions": VERSIONS,
         "cases_run": len(verdicts),
+        "cases_in_all": len(cases()),
         "totals": dict(Counter(v.status for v in verdicts)),
         "passed_with_a_fallback": sum(v.status == "passed" and bool(v.fallbacks) for v in verdicts),
         "imported_operators": len(passed),

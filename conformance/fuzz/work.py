@@ -25,7 +25,7 @@ CHUNK = {"plan": 50, "dvm": 50, "dynamo": 10, "inductor": 2}
 """Seeds that a process is given at a time."""
 CHUNKS_OF_A_PROCESS = 40
 SECONDS = 150
-"""The longest that a case may take."""
+"""The most time of its process that a case may take."""
 HANGS = 4 * SECONDS
 """After this long a process ends itself: native code hears no signal while it runs."""
 
@@ -116,18 +116,18 @@ class TimeUp(BaseException):
 
 @contextmanager
 def timed(seconds: int) -> Iterator[None]:
-    """Raises TimeUp after that long, in the main thread of a process."""
+    """Raises TimeUp after so much time of this process, in its main thread."""
 
     def stop(*_: Any) -> None:
         raise TimeUp
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
