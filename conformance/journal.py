@@ -1,24 +1,29 @@
 """Verdicts on disk, and the processes that reach them.
 
 A folder holds a file for each process, a JSON object a line. All files are read, so a run that is
-stopped goes on in any number of processes, and files of several machines make one score.
+stopped goes on in any number of processes; folders of other machines may be put into it, and all
+make one score.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SHARES_OF_A_JOB = 4
+HANGS = 1200
+"""Seconds after which a verdict is taken to hang."""
 
 Row = dict[str, Any]
 
@@ -43,7 +48,7 @@ class Journal:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[Row]:
-        return [row for path in sorted(self.folder.glob("*.jsonl")) for row in _read(path)]
+        return [row for path in sorted(self.folder.rglob("*.jsonl")) for row in _read(path)]
 
     def pending(self) -> Any | None:
         """What the process of this file had begun when it ended."""
@@ -51,13 +56,23 @@ class Journal:
         return rows[-1].get("begun") if rows else None
 
     def forget(self, gone: Callable[[Row], bool]) -> None:
-        for path in self.folder.glob("*.jsonl"):
+        for path in self.folder.rglob("*.jsonl"):
             kept = [json.dumps(row) + "\n" for row in _read(path) if not gone(row)]
             path.write_text("".join(kept))
 
 
 def _read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@contextmanager
+def watched(seconds: float = HANGS) -> Iterator[None]:
+    """Ends the process after that long: native code hears no signal while it runs."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def part(items: list[Any], share: str) -> list[Any]:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import vtc.compiler
-from journal import Journal, part, spread
+from journal import Journal, part, spread, watched
 from model_zoo import Model, build, models
 from vtc.errors import FallbackWarning
 from vtc.options import Options
@@ -107,7 +107,8 @@ def work(chosen: Sequence[Model], journal: Journal, engine: str, until: float) -
         if time.monotonic() > until:
             return
         journal.append({"begun": model.name})
-        verdict = judge(model, engine)
+        with watched():
+            verdict = judge(model, engine)
         journal.append(asdict(verdict))
         print(line(verdict), flush=True)
 

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from journal import Journal, Row, part, spread
+from journal import Journal, Row, part, spread, watched
 from onnx_cases import VERSIONS, Case, Engine, Verdict, cases, judge
 from vtc.errors import UnknownChoiceError
 
@@ -89,7 +89,9 @@ def work(chosen: Sequence[Case], journal: Journal, engine: Engine, until: float)
         if time.monotonic() > until:
             return
         journal.append({"begun": [case.name, case.operator]})
-        journal.append(asdict(judge(case, engine)))
+        with watched():
+            verdict = judge(case, engine)
+        journal.append(asdict(verdict))
 
 
 def crash(begun: Any, code: int) -> Row:
@@ -146,6 +148,7 @@ def score(verdicts: Sequence[Verdict], engine: str) -> dict[str, Any]:
         "engine": engine,
         "versions": VERSIONS,
         "cases_run": len(verdicts),
+        "cases_in_all": len(cases()),
         "totals": dict(Counter(v.status for v in verdicts)),
         "passed_with_a_fallback": sum(v.status == "passed" and bool(v.fallbacks) for v in verdicts),
         "imported_operators": len(passed),

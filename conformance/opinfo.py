@@ -31,7 +31,7 @@ import torch
 import typer
 from torch.utils import _pytree as pytree
 
-from journal import Journal, part, spread
+from journal import Journal, part, spread, watched
 from opinfo_cases import DTYPES, RIGHT, Engine, Variant, Verdict, operators, samples, verdict_of
 
 Task = tuple[str, str]
@@ -62,7 +62,7 @@ def main(
         work(chosen, Journal(state, share), engine, variant, each, until)  # type: ignore[arg-type]
         return
     if again:
-        forget(Journal(state))
+        forget(Journal(state), filter)
     # Freed memory is overwritten, so that a read of it shows.
     spread(state, jobs, seconds, crash, {"MALLOC_PERTURB_": "165"})
     found = read(Journal(state))
@@ -112,18 +112,20 @@ def crash(begun: Any, code: int) -> dict[str, Any]:
     return asdict(Verdict(*begun, "crash", f"the process ended with {code}"))
 
 
-def forget(journal: Journal) -> None:
-    """Verdicts other than "compiled", "split" and "skipped"."""
+def forget(journal: Journal, filter: str) -> None:
+    """Verdicts other than "compiled", "split" and "skipped" on the operators that are chosen."""
     open_ = {
         (v.operator, v.dtype)
         for v in read(journal).verdicts
-        if v.status not in ("compiled", "split", "skipped")
+        if v.status not in ("compiled", "split", "skipped") and re.search(filter, v.operator)
     }
 
     def gone(row: dict[str, Any]) -> bool:
         if "complete" in row:
             return tuple(row["complete"]) in open_
-        return row.get("status", "skipped") not in ("compiled", "split", "skipped")
+        if (row.get("operator"), row.get("dtype")) not in open_:
+            return False
+        return row["status"] not in ("compiled", "split", "skipped")
 
     journal.forget(gone)
 
@@ -151,7 +153,9 @@ def work(
             if time.monotonic() > until:
                 return
             journal.append({"begun": [name, dtype, number]})
-            journal.append(asdict(verdict_of(op, dtype, number, sample, engine, variant)))
+            with watched():
+                verdict = verdict_of(op, dtype, number, sample, engine, variant)
+            journal.append(asdict(verdict))
         journal.append({"complete": [name, dtype]})
 
 
@@ -211,6 +215,7 @@ def score(found: Found, engine: str, variant: str, each: int) -> dict[str, Any]:
         "variant": variant,
         "samples_of_an_operator_and_dtype": f"at most {each}" if each else "all",
         "versions": {"torch": ", ".join(found.versions)},
+        "operators_and_dtypes": {"done": len(found.complete), "of": len(list(tasks(variant)))},
         "samples": len(judged),
         "skipped": len(verdicts) - len(judged),
         **{status: statuses[status] for status in (*RIGHT, "refused", "wrong", "crash")},

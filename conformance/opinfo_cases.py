@@ -329,16 +329,18 @@ class _TimeUp(Exception):  # noqa: N818 - says what happened
 
 @contextlib.contextmanager
 def timed(seconds: int) -> Iterator[None]:
+    """Raises after so much time of this process, whatever others on the machine do."""
+
     def stop(*_: Any) -> None:
         raise _TimeUp(f"more than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def line_of(error: BaseException) -> str:

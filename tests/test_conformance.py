@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,3 +98,42 @@ else:
     rows = [row for row in journal.rows() if "item" in row]
     assert sorted(row["item"] for row in rows) == [*range(16)]
     assert [row["item"] for row in rows if row["died"]] == [1]
+
+
+def test_a_journal_reads_folders_of_other_machines(tmp_path: Path) -> None:
+    journal = pytest.importorskip("journal")
+    journal.Journal(tmp_path, "0/1").append({"case": "here"})
+    journal.Journal(tmp_path / "other", "0/1").append({"case": "there"})
+    assert {row["case"] for row in journal.Journal(tmp_path).rows()} == {"here", "there"}
+
+
+def test_what_hangs_ends_its_process(tmp_path: Path) -> None:
+    """Where Python does not come to run a signal's handler, too."""
+    journal = pytest.importorskip("journal")
+    lines = (
+        f"import sys; sys.path.append({str(Path(journal.__file__).parent)!r})",
+        "import ctypes, journal",
+        "with journal.watched(0.5):",
+        "    ctypes.PyDLL(None).pause()",
+    )
+    ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], timeout=100, check=False)
+    assert ended.returncode != 0
+
+
+@pytest.mark.slow
+def test_every_suite_of_a_slice_is_a_command_that_takes_its_options(tmp_path: Path) -> None:
+    slices = pytest.importorskip("slices")
+    options: dict[str, set[str]] = {}
+    for name in slices.SUITES:
+        _, script, *given = slices.command(name, tmp_path, jobs=30, seconds=500)
+        options.setdefault(script, set()).update(w for w in given if w.startswith("--"))
+    for script, used in options.items():
+        assert {"--jobs", "--seconds", "--json"} <= used
+        shown = subprocess.run(
+            [sys.executable, script, "--help"],
+            env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert [option for option in used if option not in shown.stdout] == []

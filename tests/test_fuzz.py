@@ -13,10 +13,12 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "conformance" / "fuzz"))
 
+from cases import Argument, Case, Statement
 from engines import Fault, run
 from generate import generate
 from records import Record, read_file, totals
 from shrink import kind_of, shrink
+from symbolic import Programs
 from work import CHUNK, Finding, Task, finding, run_all, run_seeds
 
 from vtc.program.scalars import SCALARS
@@ -30,6 +32,26 @@ def test_random_graphs_are_right(engine: str) -> None:
     assert outcome.findings == []
     assert outcome.statements > 80
     assert len(outcome.kinds) > 20
+    assert bool(outcome.symbolic) == (engine == "dvm")
+
+
+def test_a_program_is_called_with_the_sizes_that_its_guards_hold_for() -> None:
+    """Sizes of 2 and 3 go together; that x has as many rows as y holds of the first call alone."""
+    texts = ("torch.randn(2, 4)", "torch.randn(3, 4)", "torch.randn(3, 4)")
+    others = ("torch.randn(2, 1)", "torch.randn(3, 1)", "torch.randn(1, 1)")
+    sized = Case(
+        0,
+        (Argument("a0", texts), Argument("a1", others)),
+        (Statement("v0 = a0 + a1", "binary", ("v0",)),),
+        ("v0",),
+        symbolic=True,
+    )
+    programs = Programs(sized, "cpu")
+    made = [programs.of(world) for world in sized.worlds]
+    assert made[0] is made[1] is not made[2]
+    notes = Counter[str]()
+    run(sized, "dvm", "cpu", notes)
+    assert notes["programs with symbols"] == 2
 
 
 def test_a_seed_gives_one_case() -> None:

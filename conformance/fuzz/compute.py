@@ -354,8 +354,6 @@ def _operand(d: Draw, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> str:
 
 @maker(5)
 def convolutions(d: Draw) -> None:
-    if d.special:
-        return  # so does what comes of padding times an infinite weight
     v = d.pick(lambda t: _floating(t) and t.dim() in (3, 4) and t.numel() > 0)
     if not v or len({s[1] for s in d.shapes(v)}) > 1:
         return
@@ -371,7 +369,7 @@ def convolutions(d: Draw) -> None:
             f"F.adaptive_avg_pool{spatial}d({v}, {d.rng.choice([1, 2])})",
             f"F.max_pool{spatial}d({v}, 2, stride=2, ceil_mode=True)",
         ]
-        if spatial == 2:
+        if spatial == 2 and not d.special:  # kernels differ in whether they weigh with nought
             pools.append(f"F.interpolate({v}, scale_factor=2, mode='bilinear')")
         exact = False
         d.emit("pool", d.rng.choice(pools), exact=exact)
@@ -379,7 +377,8 @@ def convolutions(d: Draw) -> None:
     groups = d.rng.choice([g for g in (1, 1, 1, 2, 3, 4, c) if c % g == 0])
     out = groups * d.rng.choice([1, 2, 3, 4])
     k = d.rng.choice([1, 1, 2, 3, 3])
-    transposed = draw > 0.93
+    # Kernels differ in whether they multiply an infinite weight by what is padded: none then.
+    transposed = draw > 0.93 and not d.special
     weight = (
         (c, out // groups, *[k] * spatial) if transposed else (out, c // groups, *[k] * spatial)
     )
@@ -389,11 +388,13 @@ def convolutions(d: Draw) -> None:
     w = _operand(d, [weight] * worlds, dtype)
     bias = _operand(d, [(out,)] * worlds, dtype) if d.rng.random() < 0.5 else "None"
     stride, padding = d.rng.choice([1, 1, 2]), d.rng.choice([0, 1, k // 2])
+    padding = 0 if d.special else padding
     if transposed:
         text = f"F.conv_transpose{spatial}d({v}, {w}, {bias}, {stride}, 0, 0, {groups})"
     else:
         dilation = d.rng.choice([1, 1, 1, 2])
-        pad = d.rng.choice([str(padding), str(padding), "'same'"]) if stride == 1 else str(padding)
+        same = stride == 1 and not d.special and d.rng.random() < 1 / 3
+        pad = "'same'" if same else str(padding)
         text = f"F.conv{spatial}d({v}, {w}, {bias}, {stride}, {pad}, {dilation}, {groups})"
     d.emit("convolution", text, exact=False)
 
@@ -401,7 +402,7 @@ def convolutions(d: Draw) -> None:
 @maker(4)
 def attention(d: Draw) -> None:
     if d.special:
-        return  # what comes of scores that are nan depends on which kernel PyTorch takes
+        return  # what comes of scores that are nan or inf depends on which kernel PyTorch takes
     v = d.pick(lambda t: _floating(t) and t.dim() == 4 and 0 < t.numel() < 1200)
     if not v:
         return
@@ -431,7 +432,10 @@ def attention(d: Draw) -> None:
         options += ", is_causal=True"
     elif draw < 0.75:
         shapes = [(s[0], 1, s[2], length) for s in d.shapes(v)]
-        mask = d.argument(shapes, d.rng.choice([dtype, dtype, torch.bool]))
+        if d.rng.random() < 0.4:
+            mask = d.masks(shapes, dtype)
+        else:
+            mask = d.argument(shapes, d.rng.choice([dtype, torch.bool]))
         options += f", attn_mask={mask}"
     elif draw < 0.85:
         options += ", scale=0.3"

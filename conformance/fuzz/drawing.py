@@ -111,6 +111,11 @@ class Draw:
         ]
         return self._add(texts)
 
+    def masks(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> str:
+        """A new parameter that is added to scores: 0 or -inf, in some rows -inf alone."""
+        form = "torch.where(torch.rand({}) > 0.5, 0.0, -inf).to({})"
+        return self._add([form.format(shape, dtype) for shape in shapes])
+
     def index(self, text: str) -> str:
         """A new parameter of runtime indices."""
         return self._add([text] * len(self.worlds))

@@ -15,10 +15,10 @@ from drawing import FLOATS, INTEGERS, Dead, Draw
 def generate(seed: int, *, symbolic: bool | None = None, statements: int | None = None) -> Case:
     """A random case; the same for the same seed.
 
-    One in thirty has symbolic sizes, that is, is called with arguments of several sizes.
+    One in five has symbolic sizes, that is, is called with arguments of several sizes.
     """
     rng = random.Random(f"case {seed}")
-    drawn = rng.random() < 1 / 30
+    drawn = rng.random() < 1 / 5
     symbolic = drawn if symbolic is None else symbolic
     draw = Draw(seed, worlds=3 if symbolic else 1, special=rng.random() < 0.05)
     dtype = rng.choices(

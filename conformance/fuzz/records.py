@@ -18,12 +18,14 @@ class Record:
     """What was run so far: seeds from `start` on, without gaps.
 
     fixed: seeds that once went wrong, and what was wrong, that were right when run again.
+    releases: the versions of PyTorch that seeds were run with.
     """
 
     task: Task
     start: int
     outcome: Outcome = field(default_factory=Outcome)
     fixed: list[Finding] = field(default_factory=list)
+    releases: set[str] = field(default_factory=lambda: {torch.__version__})
 
     @property
     def key(self) -> str:
@@ -45,6 +47,7 @@ class Record:
                 [Finding(**f) for f in found["mismatches"]],
             )
             record.fixed = [Finding(**f) for f in found.get("fixed", [])]
+            record.releases.update(found["versions"]["torch"].split(", "))
         return record
 
     def again(self, jobs: int) -> None:
@@ -69,7 +72,10 @@ class Record:
             "mismatches": [asdict(f) | {"details": ""} for f in own.findings],
             "fixed": [asdict(f) | {"details": ""} for f in self.fixed],
             "seconds": round(own.seconds, 1),
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+            "versions": {
+                "python": platform.python_version(),
+                "torch": ", ".join(sorted(self.releases)),
+            },
             "notes": dict(sorted(own.notes.items())),
             "kinds": dict(sorted(own.kinds.items())),
         }

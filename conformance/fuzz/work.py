@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import signal
 import time
@@ -24,7 +25,9 @@ CHUNK = {"plan": 50, "dvm": 50, "dynamo": 10, "inductor": 2}
 """Seeds that a process is given at a time."""
 CHUNKS_OF_A_PROCESS = 40
 SECONDS = 150
-"""The longest that a case may take."""
+"""The most time of its process that a case may take."""
+HANGS = 4 * SECONDS
+"""After this long a process ends itself: native code hears no signal while it runs."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +116,18 @@ class TimeUp(BaseException):
 
 @contextmanager
 def timed(seconds: int) -> Iterator[None]:
-    """Raises TimeUp after that long, in the main thread of a process."""
+    """Raises TimeUp after so much time of this process, in its main thread."""
 
     def stop(*_: Any) -> None:
         raise TimeUp
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
@@ -136,7 +139,9 @@ def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
         outcome.symbolic += case.symbolic
         outcome.statements += len(case.statements)
         outcome.kinds.update(s.kind for s in case.statements)
+        faulthandler.dump_traceback_later(HANGS, exit=True)
         found = finding(task, case, outcome.notes)
+        faulthandler.cancel_dump_traceback_later()
         if found is not None:
             outcome.findings.append(found)
             if task.device != "cpu" and "CUDA" in found.what:

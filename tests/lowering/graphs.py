@@ -287,6 +287,17 @@ def update_through_a_transposed_view() -> Graph:
     return f, (randn(4, 5), randn(2, 4))
 
 
+@graph
+def an_input_updated_twice_and_read_in_between() -> Graph:
+    def f(x: Tensor, fill: Tensor, new: Tensor, at: Tensor) -> tuple[Tensor, ...]:
+        x[2:-1] = fill
+        pooled = F.avg_pool1d(x, 3, 2, 1, count_include_pad=False)
+        x.index_copy_(0, at, new)
+        return pooled, x.logsumexp(-2)
+
+    return f, (randn(9, 4, 17), randn(()), randn(7, 4, 17), torch.randperm(9)[:7])
+
+
 # Outputs.
 
 

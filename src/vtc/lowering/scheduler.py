@@ -286,12 +286,15 @@ class _Scheduler:
         return Operand(operand.kind, operand.source) if alike else operand
 
     def _in_input(self, node: fx.Node, stage: int) -> bool:
-        """A scatter done in place in an earlier stage: its input holds it now."""
-        return (
-            node in self.program.movements
-            and self.homes.inplace(node)
-            and not self.homes.in_arena(node)
-            and any(v is node and self._update_stage(i, v) < stage for i, v in self.updates.items())
+        """A scatter done in place of its input in an earlier stage: the input holds it now."""
+        if node not in self.program.movements or self.homes.in_arena(node):
+            return False
+        bases = self.homes.resolved(node).bases if self.homes.inplace(node) else ()
+        return any(
+            v is node
+            and bases == (self.program.inputs[i].name,)
+            and self._update_stage(i, v) < stage
+            for i, v in self.updates.items()
         )
 
     def _runs_before(self, node: fx.Node, stage: int, library: bool) -> bool:
