@@ -30,7 +30,7 @@ def test_a_model_is_right_by_the_measure_of_float64_and_so_are_its_caches(name):
     with torch.no_grad():
         native, twin = case.twin(), case.twin()
         native.fresh_inputs(7)
-        double = native.double()
+        double = native.widened()
         eager = answer(native, native.call, 7)
         exact = answer(double, double.call, 7, fresh=False)
         objective = "latency" if name == "shufflenet" else "bytes"

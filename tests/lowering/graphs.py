@@ -598,3 +598,16 @@ def _one_row(form: str) -> Callable[[], Graph]:
 
 for form in ONE_ROW:
     GRAPHS[f"one_row_by_{form}"] = _one_row(form)
+
+
+@graph
+def storage_of_a_mean_with_windows() -> Graph:
+    def f(x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
+        v = x[:, :].unfold(0, 1, 1)
+        squares = v * v
+        near = torch.lerp(v, squares, 0.3).float()
+        picked = F.threshold(v, 0.5, 0.25)[:, :, at].abs()
+        storage = torch.as_strided(near, (3, 46), (12, 2))
+        return x.float(), squares.expand_as(v), storage.flatten(0, 1), picked.cummin(0).values
+
+    return f, (randn(1, 5).expand(33, 5), torch.tensor(0))

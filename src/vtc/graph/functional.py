@@ -15,6 +15,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
@@ -53,17 +54,33 @@ ACTIVATIONS = {
 }
 
 
+_LISTS_OF_VIEWS = frozenset(
+    {aten.meshgrid.default, aten.meshgrid.indexing, aten.broadcast_tensors.default}
+)
+
+
 def _hides_writes(func: Any, args: tuple[Any, ...]) -> bool:
     """Has the operator views for results, or does it update its arguments, though its schema does
     not say so?"""
     if func is aten.instance_norm.default:
         _, _, _, mean, _, by_input, *_ = args
         return mean is not None and bool(by_input)
-    return func in (aten.meshgrid.default, aten.meshgrid.indexing)
+    return func in _LISTS_OF_VIEWS
+
+
+def _repeats_nothing(tensor: torch.Tensor, size: Sequence[Any], **_: Any) -> bool:
+    """Does `expand` to `size` only add dimensions of size 1 in front?"""
+    added = len(size) - tensor.dim()
+    shape = (*(1,) * added, *tensor.shape)
+    return all(
+        (isinstance(n, int) and n == -1) or statically_known_true(n == own)
+        for n, own in zip(size, shape, strict=True)
+    )
 
 
 class _Functional(FunctionalTensorMode):
-    """Takes operators apart in which writes would be lost. Activations in place become new values
+    """Takes operators apart in which writes would be lost, or rounded: what is written through an
+    expanded tensor is added to its base, as a difference. Activations in place become new values
     of their tensors."""
 
     def __torch_dispatch__(
@@ -72,6 +89,12 @@ class _Functional(FunctionalTensorMode):
         if _hides_writes(func, args):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
+        if func is aten.expand.default and _repeats_nothing(*args, **(kwargs or {})):
+            with self:
+                view = args[0].view(args[0].shape)
+                for _ in range(len(args[1]) - view.dim()):
+                    view = view.unsqueeze(0)
+                return view
         if func in ACTIVATIONS and isinstance(args[0], FunctionalTensor):
             with self:
                 value = ACTIVATIONS[func](*args, **(kwargs or {}))

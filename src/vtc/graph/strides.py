@@ -35,8 +35,11 @@ def seen(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
     return [step for step, size in zip(stride, shape, strict=True) if size != 1]
 
 
-def restrided(node: fx.Node, value: torch.Tensor, stride: Sequence[int]) -> fx.Node | None:
-    """A node behind `node`, whose fake value is `value`, that holds the same in other strides.
+def restrided(
+    node: fx.Node, value: torch.Tensor, stride: Sequence[int], before: fx.Node | None = None
+) -> fx.Node | None:
+    """A node behind `node`, whose fake value is `value`, that holds the same in other strides. It
+    is the next one, or comes right before `before`.
 
         y   becomes   y.permute(order).clone().permute(inverse)
 
@@ -55,7 +58,8 @@ def restrided(node: fx.Node, value: torch.Tensor, stride: Sequence[int]) -> fx.N
         (aten.permute.default, (inverse,), {}),
     )
     for target, args, kwargs in calls:
-        with node.graph.inserting_after(node):
+        place = node.graph.inserting_before(before) if before else node.graph.inserting_after(node)
+        with place:
             made = node.graph.call_function(target, (node, *args), kwargs)
         with value.fake_mode:
             value = target(value, *args, **kwargs)

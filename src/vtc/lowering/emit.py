@@ -33,6 +33,12 @@ _VIEWS = {
     aten.unfold.default,
     operator.getitem,
 }
+# Operators that go by the strides of an operand as by its values.
+_BY_STORAGE = (
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+)
 
 
 class StepGraph:
@@ -114,6 +120,7 @@ class StepGraph:
         module = fx.GraphModule({}, self.graph)
         if self.homes.chosen or any(operand.view is not None for operand in self.operands):
             _keep_strides(module, results)
+            _keep_storages(module)
         order = list(self.operands)
         return module, tuple(dict.fromkeys(order.index(t) for t in targets))
 
@@ -227,19 +234,12 @@ def _keep_strides(module: fx.GraphModule, results: Sequence[fx.Node]) -> None:
 
     A view gets them with what it is a view of.
     """
-    inputs = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
-    tensors = [v for v in inputs if isinstance(v, FakeTensor)]
-    if not results or not tensors or not all(map(known, tensors)):
+    if not results or not _known_operands(module):
         return
     (end,) = module.graph.find_nodes(op="output")
     found: dict[fx.Node, Any] = {}
     for k in range(len(results)):
-        if not found:
-            run = fx.Interpreter(module, garbage_collect_values=False)
-            with torch.no_grad(), tensors[0].fake_mode:
-                # Stores go into copies: the operands' fake values are others' too.
-                run.run(*map(_apart, inputs))
-            found = run.env
+        found = found or _values(module)
         made = end.args[0][k]
         own = value_of(results[k])
         while made.target in _VIEWS and "origin" in made.all_input_nodes[0].meta:
@@ -250,6 +250,44 @@ def _keep_strides(module: fx.GraphModule, results: Sequence[fx.Node]) -> None:
         if made.target not in _VIEWS:
             _restride(made, found[made], own.stride())
             found = {}  # views of it have other strides now
+
+
+def _keep_storages(module: fx.GraphModule) -> None:
+    """Let what reads or writes a tensor by places in its storage find it in its own strides."""
+    if not _known_operands(module):
+        return
+    for target in _BY_STORAGE:
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            if "origin" not in node.meta:
+                continue
+            operand, value = node.args[0], value_of(node.meta["origin"].args[0])
+            found = _values(module)[operand]
+            if not alike(found, value):
+                last = restrided(operand, found, value.stride(), before=node)
+                if last is not None:
+                    node.replace_input_with(operand, last)
+                    module.recompile()
+
+
+def _known_operands(module: fx.GraphModule) -> bool:
+    """Are there tensors among the operands of a step, and are all of their sizes numbers?"""
+    tensors = [v for v in _operands(module) if isinstance(v, FakeTensor)]
+    return bool(tensors) and all(map(known, tensors))
+
+
+def _operands(module: fx.GraphModule) -> list[Any]:
+    return [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
+
+
+def _values(module: fx.GraphModule) -> dict[fx.Node, Any]:
+    """The fake value of every node of a step."""
+    inputs = _operands(module)
+    mode = next(v.fake_mode for v in inputs if isinstance(v, FakeTensor))
+    run = fx.Interpreter(module, garbage_collect_values=False)
+    with torch.no_grad(), mode:
+        # Stores go into copies: the operands' fake values are others' too.
+        run.run(*map(_apart, inputs))
+    return run.env
 
 
 def _restride(node: fx.Node, value: torch.Tensor, stride: Sequence[int]) -> None:
