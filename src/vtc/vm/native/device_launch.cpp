@@ -12,11 +12,11 @@
 namespace vtc {
 namespace {
 
-constexpr int kMostBlocks = 2;                 // resident on a processor, by their registers
+constexpr int kMostBlocks = 1024 / kThreads / 2;  // resident on a processor, by their registers
 constexpr int kSharedOfProcessor = 233472;
-constexpr int kSharedReserved = 1024;          // of each block
+constexpr int kSharedReserved = 1024;  // of each block
 constexpr int kMostShared = 232448;
-constexpr int kSharedAttribute = 8;            // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+constexpr int kSharedAttribute = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr const char* kName = "vtc_run";
 
 // The argument of the kernel.
