@@ -139,6 +139,8 @@ using std::abs, std::acos, std::acosh, std::asin, std::asinh, std::atan, std::at
 inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return rsqrt(x); }
+inline float undefined_float() { return bits<float>(0x7fc0dead); }
+inline float approximate_exp2(float x) { return std::exp2(x); }
 inline float approximate_reciprocal(float x) { return 1.0f / x; }
 inline float approximate_rsqrt(float x) { return rsqrt(x); }
 

@@ -67,8 +67,8 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
   s.set_live(t);
 
   Values a, b;
-#pragma unroll
-  for (int e = 0; e < kElements; ++e) a.x[e] = b.x[e] = 0.0f;
+  forget(a);
+  forget(b);
   Scratch scratch;
   bool prepared = false;
   const Pair* code = reinterpret_cast<const Pair*>(t.words.p);
@@ -84,6 +84,8 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
           if (task >= t.tasks()) return;
         }
         prepared = true;
+        forget(a);
+        forget(b);
         int ahead = stages ? task + (stages - 1) * static_cast<int>(gridDim.x) : t.tasks();
         int r = t.r, c = t.c;
         take_task(t, task, ahead);
@@ -100,6 +102,8 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
         int more = static_cast<int>(now.argument);
         if (!enter_loop(t, own.dst(), t.words.number(more)))
           pc = static_cast<int>(t.words[more + 1]) / 2;
+        forget(a);
+        forget(b);
         point_all(t);
         s.set_live(t);
         break;
@@ -108,48 +112,23 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
         int more = static_cast<int>(now.argument);
         if (next_pass(t, own.dst(), t.words.number(more)))
           pc = static_cast<int>(t.words[more + 2]) / 2;
+        forget(a);
+        forget(b);
         point_all(t);
         s.set_live(t);
         break;
       }
       case D_NARROW: narrow_scalar(t, own, now.argument); break;
-      case D_STAGED_A:
-      case D_STAGED_B:
-        if (cursor_at(t, own.a()).flags & kVectors) {
-          int from = stage_at(t, stage) + static_cast<int>(now.argument);
-          if (own.op() == D_STAGED_A)
-            load_staged(t, own.type2(), from, a);
-          else
-            load_staged(t, own.type2(), from, b);
-          break;
-        }
-        [[fallthrough]];
-      case D_LOAD_A:
-      case D_LOAD_B:
-      case D_STORE:
-      case D_SLOW: {
-        bool to_b = own.op() == D_LOAD_B || own.op() == D_STAGED_B, slowly = own.op() == D_SLOW;
-        if (!slowly) {
-          const Cursor& p = cursor_at(t, own.a());
-          if (p.flags & kWhole) {
-            if (own.op() == D_STORE)
-              store_whole(t, s, p, own.type2(), a);
-            else if (to_b)
-              load_whole(t, s, p, own.type2(), b);
-            else
-              load_whole(t, s, p, own.type2(), a);
-            break;
-          }
-          if (own.op() == D_STORE || own.b()) keep(t, own.dst(), a);
-        }
+      case D_STAGED_A: load_staged(t, s, own, stage_at(t, stage), now.argument, a); break;
+      case D_STAGED_B: load_staged(t, s, own, stage_at(t, stage), now.argument, b); break;
+      case D_LOAD_A: load(t, s, own, a); break;
+      case D_LOAD_B: load(t, s, own, b); break;
+      case D_STORE: store(t, s, own, a); break;
+      case D_SLOW:
         slow(t, now.head, static_cast<int>(now.argument), task);
-        if (slowly || own.op() == D_STORE) break;
-        if (to_b)
-          fetch(t, own.dst(), 0, b);
-        else
-          fetch(t, own.dst(), 0, a);
+        forget(a);
+        forget(b);
         break;
-      }
       case D_FETCH_A: fetch(t, own.a(), now.argument, a); break;
       case D_FETCH_B: fetch(t, own.a(), now.argument, b); break;
       case D_KEEP_A: keep(t, own.dst(), a); break;

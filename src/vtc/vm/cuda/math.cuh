@@ -45,7 +45,8 @@ __device__ __forceinline__ float square_root(float a) {
 // tanh, error 4: an odd polynomial near 0, else 1 - 2 / (exp(2 |a|) + 1).
 __device__ __forceinline__ float tangent(float a) {
   float x = fabsf(a), s = a * a;
-  float far = 1.0f - 2.0f * approximate_reciprocal(1.0f + expf(2.0f * x));
+  float power = approximate_exp2(x * 0x1.715476p+1f);
+  float far = fmaf(-2.0f, approximate_reciprocal(1.0f + power), 1.0f);
   float p = fmaf(s, -0x1.88f316p-8f, 0x1.560deap-6f);
   p = fmaf(p, s, -0x1.b8c7cep-5f);
   p = fmaf(p, s, 0x1.110aeep-3f);

@@ -13,6 +13,12 @@ struct Values {
   float x[kElements];
 };
 
+// What V held is not wanted: no register has to keep it.
+__device__ __forceinline__ void forget(Values& v) {
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) v.x[e] = undefined_float();
+}
+
 // Vectors of kRun elements; 0 for types that are moved an element at a time.
 __device__ __forceinline__ constexpr int vectors_of(int type) {
   return itemsize(type) == 2 && type != T_I16 ? 1 : type == T_F32 || type == T_I32 ? 2 : 0;
@@ -73,8 +79,8 @@ __device__ __forceinline__ void load_whole(const Tile& t, const Spots& s, const 
                                            Values& v) {
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    if (g >= t.groups) break;
     const char* from = group_at(s, p, g, itemsize(kType));
+    if (g >= t.groups) from = p.address;  // what is there counts for nothing
     Vector parts[2];
 #pragma unroll
     for (int n = 0; n < vectors_of(kType); ++n) parts[n] = load_vector(from + 16 * n);
@@ -145,32 +151,50 @@ template <int kType>
 __device__ __forceinline__ void load_staged_as(const Tile& t, const unsigned char* from, Values& v) {
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    if (g >= t.groups) break;
+    int own = g < t.groups ? g : 0;
     Vector parts[2];
 #pragma unroll
     for (int n = 0; n < vectors_of(kType); ++n)
-      parts[n] = *reinterpret_cast<const Vector*>(from + staged_at(t, g, vectors_of(kType), n));
+      parts[n] = *reinterpret_cast<const Vector*>(from + staged_at(t, own, vectors_of(kType), n));
     unpack<kType>(parts, v.x + g * kRun);
   }
 }
 
-__device__ __forceinline__ void load_whole(const Tile& t, const Spots& s, const Cursor& p, int type,
-                                           Values& v) {
-  with_vector_type(type, [&](auto constant) {
-    load_whole<decltype(constant)::value>(t, s, p, v);
-  });
+// V = the tile of an access; where masked off, V stays as it is if b, or becomes 0.
+__device__ __forceinline__ void load(const Tile& t, const Spots& s, Instruction own, Values& v) {
+  const Cursor& p = cursor_at(t, own.a());
+  if (p.flags & kWhole) {
+    with_vector_type(own.type2(), [&](auto constant) {
+      load_whole<decltype(constant)::value>(t, s, p, v);
+    });
+    return;
+  }
+  if (own.b()) keep(t, own.dst(), v);
+  load_runs(t, own);
+  fetch(t, own.dst(), 0, v);
 }
 
-__device__ __forceinline__ void store_whole(const Tile& t, const Spots& s, const Cursor& p, int type,
-                                            const Values& v) {
-  with_vector_type(type, [&](auto constant) {
-    store_whole<decltype(constant)::value>(t, s, p, v);
-  });
+// The tile of an access = V.
+__device__ __forceinline__ void store(const Tile& t, const Spots& s, Instruction own,
+                                      const Values& v) {
+  const Cursor& p = cursor_at(t, own.a());
+  if (p.flags & kWhole) {
+    with_vector_type(own.type2(), [&](auto constant) {
+      store_whole<decltype(constant)::value>(t, s, p, v);
+    });
+    return;
+  }
+  keep(t, own.dst(), v);
+  store_runs(t, own);
 }
 
-__device__ __forceinline__ void load_staged(const Tile& t, int type, int stage, Values& v) {
-  with_vector_type(type, [&](auto constant) {
-    load_staged_as<decltype(constant)::value>(t, t.shared + stage, v);
+// V = what the copies have brought, or where they could not, the tile as it lies.
+__device__ __forceinline__ void load_staged(const Tile& t, const Spots& s, Instruction own, int stage,
+                                            Word at, Values& v) {
+  if (!(cursor_at(t, own.a()).flags & kVectors)) return load(t, s, own, v);
+  const unsigned char* from = t.shared + stage + static_cast<int>(at);
+  with_vector_type(own.type2(), [&](auto constant) {
+    load_staged_as<decltype(constant)::value>(t, from, v);
   });
 }
 

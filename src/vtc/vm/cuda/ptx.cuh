@@ -43,6 +43,20 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   return d;
 }
 
+// No value in particular.
+__device__ __forceinline__ float undefined_float() {
+  float y;
+  asm("" : "=f"(y));
+  return y;
+}
+
+// 2 to the power of x.
+__device__ __forceinline__ float approximate_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ float approximate_reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

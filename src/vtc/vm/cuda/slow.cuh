@@ -6,11 +6,9 @@
 
 namespace vtc {
 
-// Instructions on shared memory. Not inlined: the interpreter's loop keeps A and B in registers.
+// An instruction on shared memory. Not inlined; A and B hold nothing when it is called.
 VTC_OUT_OF_LINE __device__ void slow(const Tile t, Word head, int pc, int task) {
   Instruction own{head};
-  if (own.op() == D_STORE) return store_runs(t, own);
-  if (own.op() != D_SLOW) return load_runs(t, own);
   int op = static_cast<int>(t.words[pc++]);
   switch (op) {
     case OP_LOAD: return slow_load(t, own, pc);

@@ -93,6 +93,7 @@ void DeviceEmitter::emit() {
 
 void DeviceEmitter::instruction(int at) {
   const DeviceInstruction& r = read_.code[at];
+  at_ = at;
   switch (r.op) {
     case OP_DONE:
       flush(at);

@@ -113,6 +113,7 @@ class DeviceEmitter {
   const DeviceCode& read_;
   DeviceWords& out_;
 
+  int at_ = 0;  // the instruction at hand
   Held a_, b_;
   std::array<int, kRegisters> homes_{};   // locations; 0: none yet
   std::array<uint8_t, kRegisters> known_{}, stored_{}, types_{}, modes_{};

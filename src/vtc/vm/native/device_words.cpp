@@ -12,7 +12,11 @@ void DeviceEmitter::pair(int op, int type, int type2, int dst, int a, int b, Wor
   out_.code.push_back(argument);
 }
 
+// A and B hold nothing behind it: what they held that is wanted has to be in its home.
 void DeviceEmitter::slow(int op, int type, int type2, int dst, int a, int b) {
+  save(at_, a_, true);
+  save(at_, b_, true);
+  a_ = b_ = {};
   pair(D_SLOW, type, type2, dst, a, b, out_.pool.size());
   out_.pool_arguments.push_back(out_.code.size() - 1);
   push(static_cast<Word>(op));
