@@ -157,6 +157,26 @@ __device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
   __syncwarp();
 }
 
+// The same for a task that follows one `grid` before it, where neither it nor the one ahead is the
+// last: all accesses move by as many elements.
+__device__ __forceinline__ void step_task(const Tile& t, int ahead, int grid) {
+  int lane = t.thread % 32, d = t.steady();
+  int64_t tasks = grid * t.span(d);
+  __syncwarp();
+  if (lane < 2) t.coordinate(lane)[d] += tasks;
+  int own = t.accesses(), all = own + (ahead < t.tasks() ? t.copies() : 0);
+  int table = t.dimension(t.dims());
+#pragma unroll 1
+  for (int n = lane; n < all; n += 32) {
+    int which = n < own ? n : static_cast<int>(t.words[table + n] & 0xffffffff);
+    int64_t move = tasks * t.words.number(access_of(t, which).at + kAccessFixed + d);
+    Cursor& c = cursor_at(t, n);
+    c.base += move;
+    c.address += move * static_cast<int>(c.size);
+  }
+  __syncwarp();
+}
+
 __device__ __forceinline__ void fail(const Tile& t, const Access& a, int term) {
   Word here = (t.words[2] >> 48) + 1;
   here = here << 32 | a.number() << 8 | static_cast<Word>(term);

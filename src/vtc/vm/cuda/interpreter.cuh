@@ -74,24 +74,81 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
   const Pair* code = reinterpret_cast<const Pair*>(t.words.p);
   int pc = static_cast<int>(t.words[t.head + 3] & 0xffffffff) / 2;
   for (;;) {
-    Pair now = code[pc++];
+    // Loops in loops: instructions that leave A, or B, alone have not even to move its registers.
+    Pair now;
+    for (;;) {
+      now = code[pc++];
+      while (Instruction{now.head}.op() < kFirstOfA) {
+        Instruction own{now.head};
+        switch (own.op()) {
+          case D_NARROW: narrow_scalar(t, own, now.argument); break;
+          case D_STORE: store(t, s, own, a); break;
+          case D_KEEP_A: keep(t, own.dst(), a); break;
+          case D_KEEP_B: keep(t, own.dst(), b); break;
+          case D_REDUCE: reduce(t, s, scratch, own, static_cast<int>(now.argument), a); break;
+          default: accumulate(t, s, own, static_cast<int>(now.argument), a); break;
+        }
+        now = code[pc++];
+      }
+      Instruction own{now.head};
+      if (own.op() >= kFirstOfB) break;
+      switch (own.op()) {
+        case D_LOAD_A: load(t, s, own, a); break;
+        case D_STAGED_A: load_staged(t, s, own, stage_at(t, stage), now.argument, a); break;
+        case D_FETCH_A: fetch(t, own.a(), now.argument, a); break;
+        case D_B_TO_A: a = b; break;
+        case D_SELECT:
+          each_of_three(t, own.a(), now.argument, a, b, [](float x, float y, float z) {
+            return __float_as_uint(x) ? y : z;
+          });
+          break;
+        case D_FMA:
+          each_of_three(t, own.a(), now.argument, a, b,
+                        [](float x, float y, float z) { return fmaf(x, y, z); });
+          break;
+        case D_BF16: round_bf16(a); break;
+        case D_F16: round_f16(a); break;
+#define VTC_CASE(OP, RESULT) \
+  case OP: each(a, [](float x) { return RESULT; }); break;
+          VTC_UNARY(VTC_CASE)
+#undef VTC_CASE
+#define VTC_CASE(OP, RESULT)                                                  \
+  case OP: each(a, b, [](float x, float y) { return RESULT; }); break;        \
+  case OP + kScalarForm:                                                      \
+    each(a, scalar_at(t, own.a(), now.argument),                              \
+         [](float x, float y) { return RESULT; });                            \
+    break;
+          VTC_BINARY(VTC_CASE)
+#undef VTC_CASE
+        default: break;
+      }
+    }
     Instruction own{now.head};
     switch (own.op()) {
+      case D_LOAD_B: load(t, s, own, b); break;
+      case D_STAGED_B: load_staged(t, s, own, stage_at(t, stage), now.argument, b); break;
+      case D_FETCH_B: fetch(t, own.a(), now.argument, b); break;
+      case D_A_TO_B: b = a; break;
       case D_DONE: {
+        int grid = static_cast<int>(gridDim.x), last = t.tasks() - 1;
         if (prepared) {
-          task += gridDim.x;
+          task += grid;
           stage = stage + 1 < stages ? stage + 1 : 0;
-          if (task >= t.tasks()) return;
+          if (task > last) return;
         }
-        prepared = true;
         forget(a);
         forget(b);
-        int ahead = stages ? task + (stages - 1) * static_cast<int>(gridDim.x) : t.tasks();
-        int r = t.r, c = t.c;
-        take_task(t, task, ahead);
-        if (t.r != r || t.c != c) s.set_live(t);
+        int ahead = stages ? task + (stages - 1) * grid : last + 1;
+        if (prepared && t.steady() >= 0 && task < last && ahead != last) {
+          step_task(t, ahead, grid);
+        } else {
+          int r = t.r, c = t.c;
+          take_task(t, task, ahead);
+          if (t.r != r || t.c != c) s.set_live(t);
+        }
+        prepared = true;
         if (stages) {
-          if (ahead < t.tasks()) copy_ahead(t, s, stage_at(t, stage ? stage - 1 : stages - 1));
+          if (ahead <= last) copy_ahead(t, s, stage_at(t, stage ? stage - 1 : stages - 1));
           commit_copies();
           wait_copies(stages - 1);
         }
@@ -118,49 +175,12 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
         s.set_live(t);
         break;
       }
-      case D_NARROW: narrow_scalar(t, own, now.argument); break;
-      case D_STAGED_A: load_staged(t, s, own, stage_at(t, stage), now.argument, a); break;
-      case D_STAGED_B: load_staged(t, s, own, stage_at(t, stage), now.argument, b); break;
-      case D_LOAD_A: load(t, s, own, a); break;
-      case D_LOAD_B: load(t, s, own, b); break;
-      case D_STORE: store(t, s, own, a); break;
       case D_SLOW:
         slow(t, now.head, static_cast<int>(now.argument), task);
         forget(a);
         forget(b);
         break;
-      case D_FETCH_A: fetch(t, own.a(), now.argument, a); break;
-      case D_FETCH_B: fetch(t, own.a(), now.argument, b); break;
-      case D_KEEP_A: keep(t, own.dst(), a); break;
-      case D_KEEP_B: keep(t, own.dst(), b); break;
-      case D_A_TO_B: b = a; break;
-      case D_B_TO_A: a = b; break;
-      case D_SELECT:
-        each_of_three(t, own.a(), now.argument, a, b, [](float x, float y, float z) {
-          return __float_as_uint(x) ? y : z;
-        });
-        break;
-      case D_FMA:
-        each_of_three(t, own.a(), now.argument, a, b,
-                      [](float x, float y, float z) { return fmaf(x, y, z); });
-        break;
-      case D_REDUCE: reduce(t, s, scratch, own, static_cast<int>(now.argument), a); break;
-      case D_ACCUM: accumulate(t, s, own, static_cast<int>(now.argument), a); break;
-      case D_BF16: round_bf16(a); break;
-      case D_F16: round_f16(a); break;
-#define VTC_CASE(OP, RESULT) \
-  case OP: each(a, [](float x) { return RESULT; }); break;
-        VTC_UNARY(VTC_CASE)
-#undef VTC_CASE
-#define VTC_CASE(OP, RESULT)                                                  \
-  case OP: each(a, b, [](float x, float y) { return RESULT; }); break;        \
-  case OP + kScalarForm:                                                      \
-    each(a, scalar_at(t, own.a(), now.argument),                              \
-         [](float x, float y) { return RESULT; });                            \
-    break;
-        VTC_BINARY(VTC_CASE)
-#undef VTC_CASE
-      default: break;
+      default: return;
     }
   }
 }

@@ -15,7 +15,8 @@
 //   | 2 | buffers (16 bits), word of the head (16), params (16), number of the kernel (16) |
 //   | 3.. | an address a buffer, then its extent (48 bits) and its number in the program (16); then
 //   |     | the params (f64 bits) |
-//   | head | dimensions (8), row (8), column (8), copies (8), stages (8), accesses (8) |
+//   | head | dimensions (8), row (8), column (8), copies (8), stages (8), accesses (8), 1 + the only
+//   |     | dimension with tasks (8), where there are no masks and no loops |
 //   | +1 | slots a row (16), distance of an element's columns in a group (16), rows (16), columns (16)|
 //   | +2 | tasks |
 //   | +3 | word of the prologue (32), of the body (32), from the start of the block |
@@ -43,41 +44,38 @@
 namespace vtc {
 
 #ifndef VTC_GROUPS
-#define VTC_GROUPS 4
+#define VTC_GROUPS 4  // of a thread
+#endif
+#ifndef VTC_BLOCKS
+#define VTC_BLOCKS 3  // resident on a processor, by their registers
 #endif
 
 constexpr int kRun = 8;
 constexpr int kSlots = 512;  // of a tile
 constexpr int kGroups = VTC_GROUPS;
 constexpr int kThreads = kSlots / kGroups;
+constexpr int kBlocks = VTC_BLOCKS;
 constexpr int kWarps = kThreads / 32;
-constexpr int kMostWarps = 16;
+constexpr int kMostWarps = 8;
 constexpr int kElements = kGroups * kRun;
 
 // Operators on A, and what moves values.
 enum DeviceOp : int {
-  D_DONE,
-  D_LOOP,     // dst: dimension; argument: word of [step, word behind the loop, word of its start]
-  D_ENDLOOP,
-  D_SLOW,     // an operator on shared memory
-  D_NARROW,   // dst = op (type and type2: 8 bits) of a, b: narrow f32; argument: an immediate
-  // a: access; type2: of memory; b: keep what is masked off; dst: where a tile lands that is not
-  // whole; argument of D_STAGED: its byte in a stage
-  D_LOAD_A,
-  D_LOAD_B,
-  D_STAGED_A,
-  D_STAGED_B,
+  // Leave A and B as they are. Of accesses: a: access; type2: of memory; dst: where a tile lands
+  // that is not whole.
+  D_NARROW,  // dst = op (type and type2: 8 bits) of a, b: narrow f32; argument: an immediate
   D_STORE,
-  D_FETCH_A,  // A = a in shared memory, or a scalar
-  D_FETCH_B,
-  D_KEEP_A,   // dst = A
+  D_KEEP_A,  // dst = A
   D_KEEP_B,
-  D_A_TO_B,
+  D_REDUCE,  // dst (narrow) = fold of A over columns (type2 2) or the tile (3); argument: fold
+  D_ACCUM,   // dst (narrow) = fold of dst and A
+  // Change A. Of loads: b: keep what is masked off; argument of D_STAGED: its byte in a stage.
+  D_LOAD_A,
+  D_STAGED_A,
+  D_FETCH_A,  // A = a in shared memory, or a scalar
   D_B_TO_A,
-  D_SELECT,   // A = A ? B : a
-  D_FMA,      // A = A * B + a
-  D_REDUCE,   // dst (narrow) = fold of A over columns (type2 2) or the tile (3); argument: fold
-  D_ACCUM,    // dst (narrow) = fold of dst and A
+  D_SELECT,  // A = A ? B : a
+  D_FMA,     // A = A * B + a
   // A = op(A).
   D_NEG,
   D_ABS,
@@ -116,9 +114,20 @@ enum DeviceOp : int {
   D_OR,
   // A = op(A, a), where a is a scalar: narrow, or the argument.
   D_SCALAR,
-  D_END_OF_OPS = D_SCALAR + (D_OR - D_ADD) + 1,
+  // Change B.
+  D_LOAD_B = D_SCALAR + (D_OR - D_ADD) + 1,
+  D_STAGED_B,
+  D_FETCH_B,
+  D_A_TO_B,
+  // Leave nothing in A and B.
+  D_DONE,
+  D_LOOP,  // dst: dimension; argument: word of [step, word behind the loop, word of its start]
+  D_ENDLOOP,
+  D_SLOW,  // an operator on shared memory
 };
 constexpr int kScalarForm = D_SCALAR - D_ADD;
+constexpr int kFirstOfA = D_LOAD_A;  // of those that change A, or also B
+constexpr int kFirstOfB = D_LOAD_B;  // of those that change B
 
 // Locations.
 constexpr int kImmediate = 8;

@@ -52,6 +52,10 @@ struct Tile {
   __device__ __forceinline__ int copies() const { return words[head] >> 24 & 0xff; }
   __device__ __forceinline__ int stages() const { return words[head] >> 32 & 0xff; }
   __device__ __forceinline__ int accesses() const { return words[head] >> 40 & 0xff; }
+  // The one dimension that tasks are along, or -1: there are several, or masks, or loops.
+  __device__ __forceinline__ int steady() const {
+    return static_cast<int>(words[head] >> 48 & 0xff) - 1;
+  }
   __device__ __forceinline__ int slots() const { return words[head + 1] & 0xffff; }
   __device__ __forceinline__ int distance() const { return words[head + 1] >> 16 & 0xffff; }
   __device__ __forceinline__ int tasks() const { return static_cast<int>(words[head + 2]); }

@@ -7,7 +7,7 @@
 namespace vtc {
 namespace {
 
-constexpr int kSharedBytes = 56 << 10;  // of a block where four are to be resident
+constexpr int kSharedBytes = 74 << 10;  // of a block where three are to be resident
 constexpr int kMostStages = 4;
 
 // Copies ahead: which loads, and in how many stages.
@@ -21,6 +21,21 @@ int64_t task_count(const KernelView& kernel) {
   int64_t n = 1;
   for (int d = 0; d < kernel.dims(); ++d) n *= kernel.tasks(d);
   return n;
+}
+
+// The only dimension with more than one task, if accesses have no masks and the kernel no loops;
+// else -1.
+int steady_dimension(const KernelView& kernel, const DeviceCode& read) {
+  int found = -1;
+  for (int d = 0; d < kernel.dims(); ++d) {
+    if (kernel.tasks(d) == 1) continue;
+    if (found >= 0) return -1;
+    found = d;
+  }
+  if (read.looped) return -1;
+  for (const DeviceInstruction& r : read.code)
+    if (r.access && AccessView{r.access}.masks()) return -1;
+  return found;
 }
 
 Pipeline choose_stages(const DeviceWords& words, int held, int before, int64_t tasks) {
@@ -96,7 +111,7 @@ class Assembler {
     Word at = 0;
     for (int n = 0; n < p.copies; ++n) {
       const Copyable& c = words_.copyable[n];
-      words_.code[c.at] += D_STAGED_A - D_LOAD_A;
+      words_.code[c.at] += D_STAGED_A - D_LOAD_A;  // or of B
       words_.code[c.at + 1] = at;
       at += static_cast<Word>(copy_bytes(c.type, held_()));
     }
@@ -106,7 +121,8 @@ class Assembler {
     *head++ = static_cast<Word>(kernel_.dims()) | static_cast<Word>(kernel_.row()) << 8 |
               static_cast<Word>(kernel_.column()) << 16 | static_cast<Word>(p.copies) << 24 |
               static_cast<Word>(p.stages) << 32 |
-              static_cast<Word>(words_.accesses.size()) << 40;
+              static_cast<Word>(words_.accesses.size()) << 40 |
+              static_cast<Word>(steady_dimension(kernel_, read_) + 1) << 48;
     *head++ = static_cast<Word>(read_.slots) | static_cast<Word>(emitter_.distance) << 16 |
               static_cast<Word>(kernel_.rows()) << 32 |
               static_cast<Word>(std::min<int64_t>(kernel_.columns(), 65535)) << 48;
