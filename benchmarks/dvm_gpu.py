@@ -2,15 +2,17 @@
 
     python benchmarks/dvm_gpu.py bandwidth --json FILE
     python benchmarks/dvm_gpu.py host --json FILE
+    python benchmarks/dvm_gpu.py encode    # no GPU needed
 
-Needs a GPU. Every time is of the device, between two events around many calls, in turns with the
-peers; see benchmarks/README.md.
+Every time of the device is taken between two events around many calls, in turns with the peers; see
+benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import random
 import statistics
 import sys
 import time
@@ -28,6 +30,8 @@ from vtc.lowering.settings import Settings
 from vtc.program.module import Module
 from vtc.runtime import dvm_compile
 from vtc.vm.device import DeviceMachine
+from vtc.vm.image import image_of
+from vtc.vm.machine import Machine, native_module
 
 ROWS, COLUMNS = 32768, 4096
 app = typer.Typer(add_completion=False)
@@ -63,10 +67,10 @@ OPERATORS = (
 )
 
 
-def arguments(own: Operator, rows: int, columns: int) -> list[torch.Tensor]:
+def arguments(own: Operator, rows: int, columns: int, device: str = "cuda") -> list[torch.Tensor]:
     """Random arguments in bf16."""
-    made = [torch.randn(rows, columns, device="cuda") for _ in range(own.tensors)]
-    made += [torch.randn(columns, device="cuda") for _ in range(own.vectors)]
+    made = [torch.randn(rows, columns, device=device) for _ in range(own.tensors)]
+    made += [torch.randn(columns, device=device) for _ in range(own.vectors)]
     return [a.bfloat16() for a in made]
 
 
@@ -140,13 +144,13 @@ def bandwidth(
         json_file.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _module_of(own: Operator) -> Module:
+def _module_of(own: Operator, device: str, machine: Callable[[Module], Any]) -> Module:
     """The operator's module, for every number of rows and columns."""
     made: list[Module] = []
 
-    def keep(module: Module) -> DeviceMachine:
+    def keep(module: Module) -> Any:
         made.append(module)
-        return DeviceMachine(module, torch.device("cuda", 0))
+        return machine(module)
 
     settings = Settings("latency", vtc.Options(), engine="dvm")
 
@@ -155,8 +159,29 @@ def _module_of(own: Operator) -> Module:
 
     torch._dynamo.reset()
     with torch.no_grad():
-        dvm_compile.dynamic(own.run, backend)(*arguments(own, 48, 96))
+        dvm_compile.dynamic(own.run, backend)(*arguments(own, 48, 96, device))
     return made[0]
+
+
+def _device_machine(module: Module) -> DeviceMachine:
+    return DeviceMachine(module, torch.device("cuda", 0))
+
+
+@app.command()
+def encode(shapes: int = 2000) -> None:
+    """Microseconds to encode a known program for a new shape, with tiles for a device."""
+    draw = random.Random(0)
+    for own in OPERATORS[1:]:
+        module = _module_of(own, "cpu", Machine)
+        encoder = native_module().Encoder(image_of(module))
+        times = []
+        for _ in range(shapes):
+            sizes = [draw.randint(2, 4096) for _ in module.symbols]
+            start = time.perf_counter_ns()
+            encoder.encode(sizes, True)
+            times.append((time.perf_counter_ns() - start) / 1000)
+        row = {"operator": own.name, "encode_us": statistics.median(times[shapes // 10 :])}
+        sys.stdout.write(json.dumps(row) + "\n")
 
 
 @app.command()
@@ -164,12 +189,12 @@ def host(json_file: Annotated[Path | None, typer.Option("--json")] = None) -> No
     """Microseconds on the host: a known program encoded for a new shape and launched."""
     rows = []
     for own in OPERATORS[1:]:
-        module = _module_of(own)
-        machine = DeviceMachine(module, torch.device("cuda", 0))
+        module = _module_of(own, "cuda", _device_machine)
+        machine = _device_machine(module)
         # Addresses that any of the shapes fits behind.
         room = torch.zeros(1 << 22, device="cuda")
         pointers = [0 if b.kind == "temporary" else room.data_ptr() for b in module.buffers]
-        encode, both = [], []
+        encoding, both = [], []
         for n in range(300):
             sizes = [64 + n + 8 * k for k in range(len(module.symbols))]
             start = time.perf_counter_ns()
@@ -177,12 +202,12 @@ def host(json_file: Annotated[Path | None, typer.Option("--json")] = None) -> No
             middle = time.perf_counter_ns()
             program.run(pointers, ())
             both.append(time.perf_counter_ns() - start)
-            encode.append(middle - start)
+            encoding.append(middle - start)
             torch.cuda.synchronize()
         rows.append(
             {
                 "operator": own.name,
-                "encode_us": statistics.median(encode) / 1000,
+                "encode_us": statistics.median(encoding) / 1000,
                 "encode_and_launch_us": statistics.median(both) / 1000,
             }
         )

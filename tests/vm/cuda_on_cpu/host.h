@@ -18,7 +18,11 @@ struct Dim {
   unsigned x;
 };
 
-constexpr int kBlock = 256;
+// kThreads of layout.h.
+#ifndef VTC_GROUPS
+#define VTC_GROUPS 4
+#endif
+constexpr int kBlock = 512 / VTC_GROUPS;
 
 // The block that runs, and which of its threads is at hand.
 struct Block {
@@ -135,6 +139,12 @@ using std::abs, std::acos, std::acosh, std::asin, std::asinh, std::atan, std::at
 inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return rsqrt(x); }
+inline float undefined_float() { return bits<float>(0x7fc0dead); }
+inline float approximate_exp2(float x) { return std::exp2(x); }
+inline float approximate_reciprocal(float x) { return 1.0f / x; }
+inline float approximate_rsqrt(float x) { return rsqrt(x); }
+
+#define VTC_OUT_OF_LINE __attribute__((noinline))
 
 struct alignas(16) Vector {
   uint32_t x, y, z, w;
@@ -144,6 +154,7 @@ inline float from_bf16(uint32_t half) { return bits<float>(half << 16); }
 inline float from_f16(uint32_t half) {
   return static_cast<float>(bits<_Float16>(static_cast<uint16_t>(half)));
 }
+inline float from_f16_high(uint32_t both) { return from_f16(both >> 16); }
 inline uint32_t to_bf16(float x) {
   uint32_t u = bits<uint32_t>(x);
   if (x != x) return 0x7fff;

@@ -10,7 +10,7 @@ struct Launch {
   uint64_t words[vtc::kLaunchWords];
 };
 
-extern "C" __global__ void __launch_bounds__(vtc::kThreads, 2)
+extern "C" __global__ void __launch_bounds__(vtc::kThreads, vtc::kBlocks)
     vtc_run(const __grid_constant__ Launch launch) {
   extern __shared__ __align__(16) unsigned char shared[];
   uint64_t* words = reinterpret_cast<uint64_t*>(shared);

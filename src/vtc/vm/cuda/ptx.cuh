@@ -6,6 +6,8 @@
 
 namespace vtc {
 
+#define VTC_OUT_OF_LINE __noinline__
+
 struct alignas(16) Vector {
   uint32_t x, y, z, w;
 };
@@ -22,6 +24,12 @@ __device__ __forceinline__ float from_f16(uint32_t low_half) {
   return f;
 }
 
+__device__ __forceinline__ float from_f16_high(uint32_t both) {
+  float f;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(f) : "r"(both));
+  return f;
+}
+
 // Two floats as halves: `low` in the low 16 bits.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t d;
@@ -33,6 +41,32 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   uint32_t d;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
+}
+
+// No value in particular.
+__device__ __forceinline__ float undefined_float() {
+  float y;
+  asm("" : "=f"(y));
+  return y;
+}
+
+// 2 to the power of x.
+__device__ __forceinline__ float approximate_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float approximate_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float approximate_rsqrt(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 __device__ __forceinline__ Vector load_vector(const void* p) {

@@ -1,21 +1,10 @@
 // The meaning of scalar operators and casts, an element at a time.
 #pragma once
 
+#include "math.cuh"
 #include "tile.cuh"
 
 namespace vtc {
-
-template <class T>
-__device__ __forceinline__ T smaller(T a, T b) {
-  return a != a || a < b ? a : b;  // NaN if either is
-}
-template <class T>
-__device__ __forceinline__ T larger(T a, T b) {
-  return a != a || a > b ? a : b;
-}
-
-__device__ __forceinline__ float sigmoid(float a) { return 1.0f / (1.0f + expf(-a)); }
-__device__ __forceinline__ double sigmoid(double a) { return 1.0 / (1.0 + exp(-a)); }
 
 template <class T>
 __device__ __forceinline__ T int_power(T base, T exponent) {
@@ -61,7 +50,7 @@ __device__ __forceinline__ bool compares(int op, T a, T b, bool& result) {
 }
 
 template <class T>
-__device__ T float_operator(int op, T a, T b, T c) {
+VTC_OUT_OF_LINE __device__ T float_operator(int op, T a, T b, T c) {
   switch (op) {
     case OP_ADD: return a + b;
     case OP_SUB: return a - b;
@@ -197,9 +186,9 @@ __device__ __forceinline__ constexpr int compute_type(int type) {
                                                              : type;
 }
 
-// dst = op(a, b, c) on elements in shared memory; `pc` is behind the head.
-__device__ __forceinline__ void slow_scalar(const Tile& t, Instruction own, int& pc) {
-  int op = own.op(), to = own.dst(), at_c = kNowhere;
+// dst = op(a, b, c) on elements in shared memory; `pc` is where the arguments go on.
+__device__ __forceinline__ void slow_scalar(const Tile& t, int op, Instruction own, int& pc) {
+  int to = own.dst(), at_c = kNowhere;
   if (op == OP_FMA || op == OP_SELECT) at_c = static_cast<int>(t.words[pc++]);
   with_type(own.type(), [&](auto zero) {
     using T = decltype(zero);

@@ -18,7 +18,12 @@ struct Instruction {
   __device__ __forceinline__ int b() const { return w >> 48 & 0xffff; }
 };
 
-// Words of a launch; p[i] is uniform over the block.
+// An instruction of the device.
+struct alignas(16) Pair {
+  Word head, argument;
+};
+
+// Words of a launch, in shared memory.
 struct Words {
   const Word* p;
 
@@ -37,26 +42,32 @@ struct Tile {
   Words words;
   unsigned char* shared;
   int thread;
-  int head;      // word of the kernel's head
-  int groups, distance;
-  int row0, row1, column0, column1;  // row and first column of each group
-  int r, c;       // extents of the tile
-  uint32_t live;  // elements inside of them, a bit each
-  int turn;       // which of the scratch's two buffers is next
+  int head;    // word of the kernel's head
+  int groups;  // of a thread that have elements
+  int r, c;    // extents of the tile
 
-  // Of the head, read when they are wanted: registers are for values.
   __device__ __forceinline__ int dims() const { return words[head] & 0xff; }
   __device__ __forceinline__ int row() const { return words[head] >> 8 & 0xff; }
   __device__ __forceinline__ int column() const { return words[head] >> 16 & 0xff; }
-  __device__ __forceinline__ int slots() const { return words[head + 1] & 0xffff; }
-  // Bytes of the scratch in shared memory, and of this warp's two sets of coordinates.
-  __device__ __forceinline__ int scratch() const { return words[head + 4] >> 32; }
-  __device__ __forceinline__ int coordinates() const {
-    return scratch() + kScratchBytes + thread / 32 * (2 * kMaxDims * 8);
+  __device__ __forceinline__ int copies() const { return words[head] >> 24 & 0xff; }
+  __device__ __forceinline__ int stages() const { return words[head] >> 32 & 0xff; }
+  __device__ __forceinline__ int accesses() const { return words[head] >> 40 & 0xff; }
+  // The one dimension that tasks are along, or -1: there are several, or masks, or loops.
+  __device__ __forceinline__ int steady() const {
+    return static_cast<int>(words[head] >> 48 & 0xff) - 1;
   }
+  __device__ __forceinline__ int slots() const { return words[head + 1] & 0xffff; }
+  __device__ __forceinline__ int distance() const { return words[head + 1] >> 16 & 0xffff; }
+  __device__ __forceinline__ int tasks() const { return static_cast<int>(words[head + 2]); }
+  __device__ __forceinline__ int scratch() const { return words[head + 4] >> 32; }
 
+  // This warp's own area.
+  __device__ __forceinline__ unsigned char* own() const {
+    int first = static_cast<int>(words[head + 5] & 0xffffffff);
+    return shared + first + thread / 32 * warp_bytes(accesses() + copies());
+  }
   __device__ __forceinline__ int64_t* coordinate(int set) const {
-    return reinterpret_cast<int64_t*>(shared + coordinates()) + set * kMaxDims;
+    return reinterpret_cast<int64_t*>(own()) + set * kMaxDims;
   }
   __device__ __forceinline__ int dimension(int d) const { return head + kHeadFixed + 3 * d; }
   __device__ __forceinline__ int64_t size(int d) const { return words.number(dimension(d)); }
@@ -67,56 +78,60 @@ struct Tile {
     int64_t left = size(d) - start, whole = span(d);
     return left < whole ? left : whole;
   }
-  // No arrays: what is indexed would lie in memory.
-  __device__ __forceinline__ int i(int g) const { return g ? row1 : row0; }
-  __device__ __forceinline__ int j(int g) const { return g ? column1 : column0; }
-  __device__ __forceinline__ int column_of(int g, int e) const { return j(g) + e * distance; }
-  __device__ __forceinline__ bool alive(int g, int e) const { return live >> (g * kRun + e) & 1; }
-  // Does this group stand for its row, or for all of the tile?
-  __device__ __forceinline__ bool first_of_row(int g) const { return j(g) == 0 && i(g) < r; }
 
-  __device__ __forceinline__ void set_live() {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g)
-#pragma unroll
-      for (int e = 0; e < kRun; ++e)
-        bits |= static_cast<uint32_t>(g < groups && i(g) < r && column_of(g, e) < c)
-                << (g * kRun + e);
-    live = bits;
+  // Row and first column of group g.
+  __device__ __forceinline__ int i(int g) const {
+    return static_cast<unsigned>(thread + g * kThreads) / static_cast<unsigned>(slots());
   }
+  __device__ __forceinline__ int j(int g) const {
+    int q = static_cast<unsigned>(thread + g * kThreads) % static_cast<unsigned>(slots());
+    return distance() == 1 ? q * kRun : q;
+  }
+  __device__ __forceinline__ int column_of(int g, int e) const { return j(g) + e * distance(); }
 
   __device__ __forceinline__ void set_extent(int d, int64_t extent) {
-    if (d == row()) r = static_cast<int>(extent);
-    if (d == column()) c = static_cast<int>(extent);
+    int n = extent < 0 ? 0 : static_cast<int>(extent);
+    if (d == row()) r = n;
+    if (d == column()) c = n;
   }
 
-  // The coordinates where a task starts, into a set of this warp's.
-  __device__ __forceinline__ void locate(int64_t task, int set) const {
-    int64_t* at = coordinate(set);
+  // The coordinates where a task starts.
+  __device__ __forceinline__ void locate(int task, int64_t* at) const {
     uint32_t rest = static_cast<uint32_t>(task);
     for (int d = dims() - 1; d >= 0; --d) {
-      uint32_t n = static_cast<uint32_t>(words[dimension(d) + 2]);
-      uint32_t q = n > 1 ? rest / n : rest;
-      at[d] = static_cast<int64_t>(n > 1 ? rest - q * n : 0) * span(d);
+      uint32_t n = static_cast<uint32_t>(words[dimension(d) + 2]), q = 0, own = rest;
+      if (n == 1) {
+        q = rest, own = 0;
+      } else if (d) {
+        q = rest / n, own = rest - q * n;
+      }
+      at[d] = static_cast<int64_t>(own) * span(d);
       rest = q;
     }
-    __syncwarp();
   }
+};
 
-  // The task's part of the tile's axes, at the coordinates of set 0.
-  __device__ __forceinline__ void set_task(int64_t task) {
-    __syncwarp();
-    locate(task, 0);
-    int before_r = r, before_c = c;
-    r = c = 1;
-    int64_t* at = coordinate(0);
-    int down = row(), across = column();
-    if (down != kNoDim) r = static_cast<int>(extent(down, at[down]));
-    if (across != kNoDim) c = static_cast<int>(extent(across, at[across]));
-    if (r < 0) r = 0;
-    if (c < 0) c = 0;
-    if (r != before_r || c != before_c) set_live();
+// Where the groups of a thread stand, for code that has unrolled its loops: rows in the high halves,
+// first columns in the low ones. Bit `g * kRun + e` of `live`: the element is inside of the tile.
+struct Spots {
+  uint32_t at[kGroups];
+  uint32_t live;
+  int distance;
+
+  __device__ __forceinline__ int i(int g) const { return static_cast<int>(at[g] >> 16); }
+  __device__ __forceinline__ int j(int g) const { return static_cast<int>(at[g] & 0xffff); }
+  __device__ __forceinline__ bool alive(int g, int e) const { return live >> (g * kRun + e) & 1; }
+
+  __device__ __forceinline__ void set_live(const Tile& t) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      bool row = g < t.groups && i(g) < t.r;
+#pragma unroll
+      for (int e = 0; e < kRun; ++e)
+        bits |= static_cast<uint32_t>(row && j(g) + e * distance < t.c) << (g * kRun + e);
+    }
+    live = bits;
   }
 };
 
@@ -181,10 +196,7 @@ __device__ __forceinline__ void put(const Tile& t, int location, int e, T value)
     *wide_at<T>(t, location, e) = value;
 }
 
-// Elements of a value at `location` that this thread computes, and the step between them.
-__device__ __forceinline__ int count_of(const Tile& t, int location) {
-  return t.groups * kRun;
-}
+// The step between elements of a value at `location` that this thread computes.
 __device__ __forceinline__ int step_of(int location) { return location & kNarrow ? kRun : 1; }
 
 // Calls f.template operator()<T>() with the C++ type of a compute type; bools are 32 bits wide.

@@ -12,11 +12,10 @@
 namespace vtc {
 namespace {
 
-constexpr int kMostBlocks = 2;                 // resident on a processor, by their registers
 constexpr int kSharedOfProcessor = 233472;
-constexpr int kSharedReserved = 1024;          // of each block
+constexpr int kSharedReserved = 1024;  // of each block
 constexpr int kMostShared = 232448;
-constexpr int kSharedAttribute = 8;            // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+constexpr int kSharedAttribute = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr const char* kName = "vtc_run";
 
 // The argument of the kernel.
@@ -100,7 +99,7 @@ void DeviceInterpreter::launch(const DeviceKernel& kernel, std::span<const uintp
   words[1] = unaligned;
   if (!params.empty())
     std::memcpy(words + kBlockWords + 2 * kernel.buffers.size(), params.data(), params.size_bytes());
-  int resident = std::min(kMostBlocks, kSharedOfProcessor / (kernel.shared_bytes + kSharedReserved));
+  int resident = std::min(kBlocks, kSharedOfProcessor / (kernel.shared_bytes + kSharedReserved));
   int64_t grid = std::min<int64_t>(kernel.tasks, int64_t{processors_} * std::max(resident, 1));
   if (!longer.empty()) {
     // From memory that may be paged: the driver has taken it when this returns.
