@@ -9,8 +9,8 @@ from vtc.index import IndexMap, NotRepresentable, axes
 from vtc.index.inverse import interval_boxes
 
 
-# Always the same chains: of a reshape that cuts through the parts of a concat, an inverse exists now
-# and then that is not found.
+# Always the same chains: of a reshape that cuts through the parts of a concat an inverse may exist
+# that is not found.
 @given(chains(BIJECTIVE))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_every_one_to_one_chain_has_its_inverse(chain: Chain) -> None:
