@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from vtc.graph.capture import capture
+from captures import program_of
 from vtc.graph.linear_attention import find, rewrite
-from vtc.graph.program import Program
 from vtc.kernels.linear_attention import OVERLOAD
 
 
@@ -36,24 +35,11 @@ class Block(nn.Module):
         return (result, kept, out) if self.keep else result
 
 
-def captured(model: nn.Module, x: torch.Tensor) -> tuple[Program, list]:
-    found = []
-
-    def backend(graph_module, inputs):
-        found.append((capture(graph_module, list(inputs)), list(inputs)))
-        return graph_module.forward
-
-    torch._dynamo.reset()
-    with torch.no_grad():
-        torch.compile(model, backend=backend)(x)
-    return found[0]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rewritten_block_gives_the_same(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     model, x = Block().eval().to(dtype), torch.randn(2, 16, 5, 4, dtype=dtype)
-    program, inputs = captured(model, x)
+    program, inputs = program_of(model, x)
     (found,) = find(program)
     assert found.eps == 1e-5
     rewritten = rewrite(program, {found: {"tiling": None}}, OVERLOAD)
@@ -68,5 +54,5 @@ def test_a_rewritten_block_gives_the_same(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("model", [Block(fill=2.0), Block(keep="relu"), Block(keep="product")])
 def test_what_is_something_else_or_used_elsewhere_stays(model: nn.Module) -> None:
-    program, _ = captured(model.eval(), torch.randn(1, 16, 3, 3))
+    program, _ = program_of(model.eval(), torch.randn(1, 16, 3, 3))
     assert not find(program)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from captures import program_of
 from lowering.test_own import First, captured, strategy_of
-from vtc.graph.capture import capture
 from vtc.lowering import own
 from vtc.lowering.carried import carried
 from vtc.lowering.check import check
@@ -94,17 +94,9 @@ def test_what_is_carried_leaves_other_results_as_they_are(how, carries):
     torch.manual_seed(0)
     model = Pair(how).eval()
     x = torch.randn(2, 4, 9, 7).to(memory_format=torch.channels_last)
-    found = []
-
-    def backend(graph_module, inputs):
-        found.append((capture(graph_module, list(inputs)), list(inputs)))
-        return graph_module.forward
-
-    torch._dynamo.reset()
+    program, inputs = program_of(model, x)
     with torch.no_grad():
-        torch.compile(model, backend=backend)(x)
         expected = model(x)
-    ((program, inputs),) = found
     plan = own.own_plan(program)
     before = plan.schedule(NOTHING)
     schedule = carry(before)

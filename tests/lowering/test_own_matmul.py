@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from vtc.graph.capture import capture
+from captures import program_of
 from vtc.kernels import matmul_candidates
 from vtc.kernels.convolution import Launch
 from vtc.kernels.matmul import Matmul
@@ -69,16 +69,7 @@ class First:
 
 
 def planned(model: nn.Module, *args: torch.Tensor) -> tuple[Plan, list]:
-    found = []
-
-    def backend(graph_module, inputs):
-        found.append((capture(graph_module, list(inputs)), list(inputs)))
-        return graph_module.forward
-
-    torch._dynamo.reset()
-    with torch.no_grad():
-        torch.compile(model, backend=backend)(*args)
-    ((program, inputs),) = found
+    program, inputs = program_of(model, *args)
     return own.own_plan(program), inputs
 
 

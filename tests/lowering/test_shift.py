@@ -124,7 +124,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     monkeypatch.setattr(attention_choice, "_measured", lambda *_: (tiling, 1.0, 2.0))
     times = Times([16, 16, 1, 4, 1], "a tiling", 1.0, 2.0)
     for module in (choice, cached_attention):
-        monkeypatch.setattr(module, "_measured", lambda *_: times)
+        monkeypatch.setattr(module, "measured", lambda *_: times)
     monkeypatch.setattr("vtc.compiler.prepare", lambda *a: made.append(prepare(*a)) or made[-1])
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -268,7 +268,7 @@ def test_for_memory_nothing_is_measured(
     def refuse(*_: Any) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(choice, "_measured", refuse)
+    monkeypatch.setattr(choice, "measured", refuse)
     cache = torch.randn(2, 3, KEYS, DIM)
     inputs = lambda: [torch.randn(2, 3, 1, DIM)]  # noqa: E731
     code = run(Module(by_roll), [cache], inputs, tmp_path, objective="memory")
@@ -281,7 +281,7 @@ def test_what_is_slower_stays_as_it_is(
     plans: list[Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     times = Times([16, 16, 1, 4, 1], "a tiling", 2.0, 2.0)
-    monkeypatch.setattr(choice, "_measured", lambda *_: times)
+    monkeypatch.setattr(choice, "measured", lambda *_: times)
     cache = torch.randn(2, 3, KEYS, DIM)
     run(Module(by_roll), [cache], lambda: [torch.randn(2, 3, 1, DIM)], tmp_path)
     (plan,) = plans

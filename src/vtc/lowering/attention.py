@@ -26,7 +26,7 @@ from vtc.kernels.attention_tiling import Shape, Tiling, as_argument, candidates
 from vtc.kernels.libraries import grouped_heads
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
-from vtc.lowering.contest import Call, Contest, Progress, held
+from vtc.lowering.contest import Call, Contest, Progress, measured
 from vtc.lowering.implement import inductor
 
 WORTH = 0.97
@@ -149,7 +149,7 @@ def _measured(
     problem: Problem, device: torch.device, cache: ProfileCache, progress: Progress
 ) -> tuple[Tiling, float, float]:
     """The best tiling, its microseconds, and those of what is done without our kernels."""
-    times = held(_Contest(problem, device), cache, progress)
+    times = measured(_Contest(problem, device), cache, progress)
     return Tiling(*times.tiling), times.ours, times.theirs
 
 

@@ -17,8 +17,7 @@ from vtc.kernels.attention_tiling import Shape, Tiling, as_argument
 from vtc.kernels.libraries import grouped_heads
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
-from vtc.lowering.contest import Call, Contest, Progress, key_of
-from vtc.lowering.contest import held as _measured
+from vtc.lowering.contest import Call, Contest, Progress, key_of, measured
 
 
 def attended_on_caches(
@@ -34,25 +33,27 @@ def attended_on_caches(
             if not problem.supported:
                 continue
             try:
-                times = _measured(problem, cache, progress)
+                times = measured(problem, cache, progress)
             except torch.cuda.OutOfMemoryError:
                 continue  # no room to measure: it stays as it is
             if times.ours < problem.worth * times.theirs:
                 chosen[found] = {"tiling": times.tiling}
-                name = problem.target.name().partition(".")[0]
+                name = problem.kernels.OVERLOAD.name().partition(".")[0]
                 notes.append(f"{found.node.name}: {name}, {times.said}")
         if chosen:
-            program = rewrite(program, chosen, contest.target)
+            program = rewrite(program, chosen, contest.kernels.OVERLOAD)
     return program, tuple(notes)
 
 
 class _Cached(Contest):
-    """Attention that changes the caches it reads. worth: it is taken when it needs less than this
-    part of the other way's time."""
+    """Attention that changes the caches it reads.
+
+    kernels: the module of the operator. worth: it is taken when it needs less than this part of the
+    other way's time.
+    """
 
     written = (1, 2)
-    target: Any
-    in_place: Any
+    kernels: Any
     worth: float
 
     def __init__(self, found: CachedAttention) -> None:
@@ -62,21 +63,15 @@ class _Cached(Contest):
         self.what = f"attention on caches of {tuple(self.fakes[1].shape)}"
 
     @property
-    def shape(self) -> Shape:
-        return Shape.of(*self.fakes[:3])
-
-    @property
     def key(self) -> str:
-        name = self.target.name().partition("::")[2].partition(".")[0]
+        name = self.kernels.OVERLOAD.name().partition("::")[2].partition(".")[0]
         return key_of(name, self.fakes, self.options, self.tiling)
 
     @property
     def tilings(self) -> Mapping[str, list[int]]:
-        found = self.candidates(self.shape, timing.processors(self.fakes[0].device))
+        processors = timing.processors(self.fakes[0].device)
+        found: tuple[Tiling, ...] = self.kernels.candidates(Shape.of(*self.fakes[:3]), processors)
         return {str(t): as_argument(t) for t in found}
-
-    def candidates(self, shape: Shape, processors: int) -> tuple[Tiling, ...]:
-        raise NotImplementedError
 
     def operands(self) -> list[Tensor]:
         """Masks show everything."""
@@ -84,7 +79,7 @@ class _Cached(Contest):
         return [torch.ones_like(t) if t.dtype is torch.bool else t for t in made]
 
     def ours(self, tiling: list[int]) -> Call:
-        return lambda *operands: self.in_place(*operands, **self.options, tiling=tiling)
+        return lambda *operands: self.kernels.IN_PLACE(*operands, **self.options, tiling=tiling)
 
     def attended(self, query: Tensor, key: Tensor, value: Tensor, mask: list[Tensor]) -> Tensor:
         """What is done now, once the caches are as they should be."""
@@ -97,14 +92,11 @@ class _Cached(Contest):
 class _Sliding(_Cached):
     """On two caches that move on."""
 
-    target, in_place, worth = sliding_attention.OVERLOAD, sliding_attention.IN_PLACE, 0.97
+    kernels, worth = sliding_attention, 0.97
 
     @property
     def supported(self) -> bool:
         return sliding_attention.supports(*self.fakes[:5])
-
-    def candidates(self, shape: Shape, processors: int) -> tuple[Tiling, ...]:
-        return sliding_attention.candidates(shape, processors)
 
     def theirs(self) -> Call:
         def call(
@@ -128,14 +120,11 @@ class _Storing(_Cached):
     """On two caches that get new rows. The other way stores the keys as they are computed, and the
     values by a kernel of their own."""
 
-    target, in_place, worth = storing_attention.OVERLOAD, storing_attention.IN_PLACE, 1.0
+    kernels, worth = storing_attention, 1.0
 
     @property
     def supported(self) -> bool:
         return storing_attention.supports(*self.fakes[:6])
-
-    def candidates(self, shape: Shape, processors: int) -> tuple[Tiling, ...]:
-        return storing_attention.candidates(shape, processors)
 
     def operands(self) -> list[Tensor]:
         """Places differ, at the end of the caches."""

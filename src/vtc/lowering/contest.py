@@ -74,7 +74,7 @@ class Contest(ABC):
         return self.theirs()
 
 
-def held(contest: Contest, cache: ProfileCache, progress: Progress) -> Times:
+def measured(contest: Contest, cache: ProfileCache, progress: Progress) -> Times:
     """The times of a contest. Raises OutOfMemoryError where there is no room to take them."""
     tilings = contest.tilings
     names = {name: f"{contest.key}-{'-'.join(map(str, t))}" for name, t in tilings.items()}

@@ -17,7 +17,7 @@ from vtc.kernels import linear_attention as kernels
 from vtc.kernels.linear_attention import Tiling, as_argument
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
-from vtc.lowering.contest import Call, Contest, Progress, held
+from vtc.lowering.contest import Call, Contest, Progress, measured
 from vtc.lowering.implement import inductor
 
 WORTH = 0.97
@@ -53,7 +53,7 @@ def _measured(
     operands: list[Tensor], eps: float, cache: ProfileCache, progress: Progress
 ) -> tuple[Tiling, float, float]:
     """The best tiling, its microseconds, and those of what is done without our kernels."""
-    times = held(_Contest(operands, eps), cache, progress)
+    times = measured(_Contest(operands, eps), cache, progress)
     return Tiling(*times.tiling), times.ours, times.theirs
 
 

@@ -15,8 +15,7 @@ from vtc.graph.shift import Shift, find, rewrite
 from vtc.kernels import shift
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
-from vtc.lowering.contest import Call, Contest, Progress, key_of
-from vtc.lowering.contest import held as _measured
+from vtc.lowering.contest import Call, Contest, Progress, key_of, measured
 
 WORTH = 0.97
 """Ours is taken when it needs less than this part of the other way's time."""
@@ -32,7 +31,7 @@ def moved_on(
         if not shift.supports(*found.values, found.dim):
             continue
         try:
-            times = _measured(_Shift(found), cache, progress)
+            times = measured(_Shift(found), cache, progress)
         except torch.cuda.OutOfMemoryError:
             continue  # no room to measure: it stays as it is
         if times.ours < WORTH * times.theirs:

@@ -31,6 +31,7 @@ from vtc.lowering.dvm import (
     rules_convolution,
     rules_fold,
     rules_make,
+    rules_norm,
     rules_pointwise,
     rules_pool,
 )
@@ -56,6 +57,7 @@ RULE_FILES = (
     rules_activation,
     rules_fold,
     rules_make,
+    rules_norm,
     rules_contract,
     rules_convolution,
     rules_pool,

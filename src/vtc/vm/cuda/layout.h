@@ -92,7 +92,6 @@ enum DeviceOp : int {
   D_ISNAN,
   D_NOT,
   D_SQUARE,
-  D_SILU,
   D_BF16,  // rounded
   D_F16,
   // A = op(A, B); those with an R take their operands the other way round.

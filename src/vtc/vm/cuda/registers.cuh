@@ -23,8 +23,7 @@ __device__ __forceinline__ float truth(bool b) { return __uint_as_float(b ? 1u :
   X(D_RECIPROCAL, quotient(1.0f, x))                                       \
   X(D_ISNAN, truth(x != x))                                                \
   X(D_NOT, __uint_as_float(__float_as_uint(x) ^ 1u))                       \
-  X(D_SQUARE, x * x)                                                       \
-  X(D_SILU, x * sigmoid(x))
+  X(D_SQUARE, x * x)
 
 // X(operator, f(x, y)), where x is of A.
 #define VTC_BINARY(X)                                                      \

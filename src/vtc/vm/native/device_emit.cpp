@@ -166,14 +166,18 @@ bool DeviceEmitter::copyable(const DeviceInstruction& r) const {
          distance == 1 && aligned(r) && r.type2 != T_I16;
 }
 
-void DeviceEmitter::load(int at) {
-  const DeviceInstruction& r = read_.code[at];
-  AccessView view{r.access};
+void DeviceEmitter::put_terms_home(int at, AccessView view) {
   for (int n = 0; n < view.terms(); ++n) {
     int reg = TermView{view.term(n)}.reg();
     materialize(at, reg);
     ensure_home(reg);
   }
+}
+
+void DeviceEmitter::load(int at) {
+  const DeviceInstruction& r = read_.code[at];
+  AccessView view{r.access};
+  put_terms_home(at, view);
   int memory = program_.type(view.buffer());
   if (!fast_access(r)) {
     if (r.a >= 0) ensure_home(r.a);
@@ -207,11 +211,7 @@ void DeviceEmitter::load(int at) {
 void DeviceEmitter::store(int at) {
   const DeviceInstruction& r = read_.code[at];
   AccessView view{r.access};
-  for (int n = 0; n < view.terms(); ++n) {
-    int reg = TermView{view.term(n)}.reg();
-    materialize(at, reg);
-    ensure_home(reg);
-  }
+  put_terms_home(at, view);
   if (!fast_access(r)) {
     ensure_home(r.a);
     int to = access(r), from = number(r.a) ? kImmediate : home(r.a);

@@ -93,6 +93,8 @@ class DeviceEmitter {
   void define(int reg);
   void set_number(int reg, int type, Word value);
   void ensure_home(int reg);
+  // The runtime terms of an access lie in shared memory.
+  void put_terms_home(int at, AccessView view);
   void materialize(int at, int reg);
   void flush(int at);
 
