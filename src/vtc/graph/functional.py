@@ -6,12 +6,14 @@ none of it.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp import _should_decompose_because_unsafe_op
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -191,6 +193,17 @@ class _Updates(Exception):  # noqa: N818 - a finding about a graph
     """The graph updates a tensor."""
 
 
+@functools.cache
+def _decomposes(func: torch._ops.OpOverload) -> bool:
+    """Does a functional trace for export, above the dispatcher, take the operator apart? It does
+    with operators that may alias or update an argument, and with those unsafe to keep."""
+    if func is aten.dropout.default or not torch._C._dispatch_has_kernel(func.name()):
+        return False
+    schema = func._schema
+    aliases = any(argument.alias_info for argument in schema.arguments)
+    return aliases or schema.is_mutable or _should_decompose_because_unsafe_op(func)
+
+
 class _Plain(_Functional):
     """Decomposes the operators that functional traces decompose, and makes nothing functional.
 
@@ -204,14 +217,12 @@ class _Plain(_Functional):
         kwargs = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload) or func in _NORMS:
             raise _Updates
-        if func not in FunctionalTensor.metadata_fns:
-            composite = self._can_decompose(func, args, kwargs)
-            known = torch._C._dispatch_has_kernel(func.name())
-            if _hides_writes(func, args) or (composite and known):
-                with self:
-                    found = func.decompose(*args, **kwargs)
-                if found is not NotImplemented:
-                    return found
+        apart = _hides_writes(func, args) or _decomposes(func)
+        if apart and func not in FunctionalTensor.metadata_fns:
+            with self:
+                found = func.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
         if func._schema.is_mutable:
             raise _Updates
         if func is aten.lift_fresh.default:  # a literal, which is a new tensor in each call
