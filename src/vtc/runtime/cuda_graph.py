@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from vtc import errors
+from vtc.runtime.outputs import Copies
 
 CAPTURES = 8
 """Captures kept per compiled graph; the one not used for longest goes first."""
@@ -111,6 +112,17 @@ class _Capture:
             buffers.get(o.untyped_storage()._cdata) if isinstance(o, torch.Tensor) else None
             for o in self.outputs
         ]
+        self.held = [
+            k
+            for k, out in enumerate(self.outputs)
+            if isinstance(out, torch.Tensor) and not self.views[k] and not self._of_argument(k)
+        ]
+        self.copies = Copies([self.outputs[k] for k in self.held])
+
+    def _of_argument(self, k: int) -> bool:
+        """Is the output a view of an argument that is copied before a replay?"""
+        source = self.sources[k]
+        return source is not None and self.outputs[k].dtype == self.arguments[source].dtype
 
     def _capture(self, run: Callable[..., Any]) -> None:
         stream = torch.cuda.Stream()
@@ -127,16 +139,18 @@ class _Capture:
         for i in self.copied:
             self.arguments[i].copy_(args[i], non_blocking=True)
         self.graph.replay()
-        return tuple(self._output(k, args) for k in range(len(self.outputs)))
+        outputs = list(self.outputs)
+        for k, copy in zip(self.held, self.copies(), strict=True):
+            outputs[k] = copy
+        for k, source in enumerate(self.sources):
+            if source is not None and self._of_argument(k):
+                outputs[k] = self._viewed(outputs[k], self.arguments[source], args[source])
+        return tuple(outputs)
 
-    def _output(self, k: int, args: Sequence[Any]) -> Any:
-        out, source = self.outputs[k], self.sources[k]
-        if self.views[k] or not isinstance(out, torch.Tensor):
-            return out
-        if source is None or out.dtype != args[source].dtype:
-            return out.clone()
-        start = out.storage_offset() - self.arguments[source].storage_offset()
-        given = args[source]
+    @staticmethod
+    def _viewed(out: torch.Tensor, own: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """`out`, a view of our copy of an argument, as a view of the caller's."""
+        start = out.storage_offset() - own.storage_offset()
         return given.as_strided(out.shape, out.stride(), given.storage_offset() + start)
 
 

@@ -1,0 +1,107 @@
+"""Copies of outputs that lie in memory that the next call writes again.
+
+A copy has the strides of its original, and two outputs that share elements share them as copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes that a run of several outputs is aligned to, so that every dtype can view it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Bytes `first` to `last` of one storage, and which outputs lie there."""
+
+    first: int
+    last: int
+    outputs: tuple[int, ...]
+
+    def copied(self, originals: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of the outputs, in the order of `outputs`, on one storage."""
+        storage = originals[self.outputs[0]].untyped_storage()
+        device = storage.device
+        source = torch.empty(0, dtype=torch.uint8, device=device)
+        held = source.set_(storage, self.first, (self.last - self.first,), (1,)).clone()
+        made = []
+        for k in self.outputs:
+            own = originals[k]
+            offset = own.storage_offset() - self.first // own.itemsize
+            empty = torch.empty(0, dtype=own.dtype, device=device)
+            made.append(empty.set_(held.untyped_storage(), offset, own.shape, own.stride()))
+        return made
+
+
+class Copies:
+    """How to copy `outputs`, a call's results that stay at their addresses.
+
+    Outputs that no other overlaps and that fill their memory are cloned, the others copied with
+    the run of bytes that they lie in.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor]) -> None:
+        self.outputs = list(outputs)
+        self.runs = [run for run in _runs(self.outputs) if not self._cloned(run)]
+
+    def _cloned(self, run: Run) -> bool:
+        return len(run.outputs) == 1 and _dense(self.outputs[run.outputs[0]])
+
+    def __call__(self) -> list[Tensor]:
+        """The copies, one an output."""
+        if not self.runs:
+            return [own.clone() for own in self.outputs]
+        copies: dict[int, Tensor] = {}
+        for run in self.runs:
+            copies.update(zip(run.outputs, run.copied(self.outputs), strict=True))
+        return [copies[k] if k in copies else own.clone() for k, own in enumerate(self.outputs)]
+
+
+def _lazy(tensor: Tensor) -> bool:
+    """Is it a conjugate or a negation that is not computed yet? No run of bytes holds that."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Do the elements fill a run of memory, each in a place of its own? Then a clone keeps the
+    strides."""
+    if tensor.numel() == 0:
+        return True
+    filled = 1
+    for stride, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if n > 1 and stride != filled:
+            return False
+        filled *= n
+    return True
+
+
+def _runs(outputs: Sequence[Tensor]) -> list[Run]:
+    """The outputs by what memory they span, those that overlap together."""
+    spans = sorted(
+        (own.untyped_storage()._cdata, *_span(own), k)
+        for k, own in enumerate(outputs)
+        if not _lazy(own)
+    )
+    runs: list[tuple[int, Run]] = []
+    for storage, first, last, k in spans:
+        if runs and runs[-1][0] == storage and first < runs[-1][1].last:
+            before = runs.pop()[1]
+            first, last = before.first, max(before.last, last)
+            runs.append((storage, Run(first, last, (*before.outputs, k))))
+        else:
+            runs.append((storage, Run(first, last, (k,))))
+    return [run for _, run in runs]
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a tensor lies in, from one that every dtype can begin at."""
+    first = tensor.storage_offset() * tensor.itemsize
+    if tensor.numel() == 0:
+        return first, first
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return first // ALIGNMENT * ALIGNMENT, first + (reach + 1) * tensor.itemsize

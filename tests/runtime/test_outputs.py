@@ -1,0 +1,69 @@
+"""Copies of outputs keep strides and sharing."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtc.runtime.outputs import Copies
+
+
+def made(draw_from: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "whole": draw_from,
+        "windows": draw_from.unfold(0, 3, 1),
+        "transposed": draw_from.transpose(0, 1),
+        "column": draw_from[:, 2],
+        "every second": draw_from[1::2],
+        "expanded": draw_from[0].expand(4, -1),
+        "nothing": draw_from[:0],
+        "bits": draw_from.view(torch.int16),
+        "scalar": draw_from[3, 1],
+    }
+
+
+NAMES = list(made(torch.zeros(6, 4)))
+
+
+@given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5))
+def test_copies_have_the_strides_values_and_sharing_of_their_originals(names):
+    one, other = torch.randn(6, 4), torch.randn(6, 4)
+    outputs = [made(one if k % 2 else other)[name] for k, name in enumerate(names)]
+    copies = Copies(outputs)
+    for _ in range(2):
+        got = copies()
+        for copy, own in zip(got, outputs, strict=True):
+            assert torch.equal(copy, own)
+            assert copy.dtype == own.dtype
+            assert copy.shape == own.shape
+            if own.numel():
+                assert copy.stride() == own.stride()
+                assert not torch._C._overlaps(copy, own)
+        for i, own in enumerate(outputs):
+            for j in range(i):
+                empty = not own.numel() or not outputs[j].numel()
+                if not empty and torch._C._overlaps(own, outputs[j]):
+                    assert torch._C._overlaps(got[i], got[j])
+        one.normal_(), other.normal_()
+
+
+def test_what_is_written_to_a_copy_shows_in_those_that_share_it():
+    base = torch.randn(8, 3)
+    windows, rows = Copies([base.unfold(0, 2, 1), base[2:5]])()
+    rows.fill_(7)
+    assert (windows[2] == 7).all()
+    assert not (base[2:5] == 7).any()
+
+
+@pytest.mark.parametrize("of", ["conj", "_neg_view"])
+def test_lazy_conjugates_and_negations_are_copied(of):
+    own = getattr(torch.randn(3, dtype=torch.complex64), of)()
+    (copy,) = Copies([own])()
+    assert torch.equal(copy.resolve_conj().resolve_neg(), own.resolve_conj().resolve_neg())
+
+
+def test_outputs_that_fill_their_memory_take_no_more_than_it():
+    arena = torch.randn(100, 100)
+    copy, other = Copies([arena[2:4], arena[50]])()
+    assert copy.untyped_storage().nbytes() == 800
+    assert other.untyped_storage().nbytes() == 400
