@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtc.runtime.outputs import Copies
+from vtc.runtime.outputs import Copies, viewed
 
 
 def made(draw_from: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -79,3 +79,31 @@ def test_outputs_that_fill_their_memory_take_no_more_than_it():
     copy, other = Copies([arena[2:4], arena[50]])()
     assert copy.untyped_storage().nbytes() == 800
     assert other.untyped_storage().nbytes() == 400
+
+
+@pytest.mark.parametrize("start", [0, 4, 8])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_view_of_one_tensor_becomes_the_same_view_of_another(name, start):
+    own = torch.randn(6, 4)
+    given = torch.randn(40)[start : start + 24].view(6, 4)
+    got, want = viewed(made(own)[name], own, given), made(given)[name]
+    assert torch.equal(got, want)
+    assert got.stride() == want.stride()
+    assert got.storage_offset() == want.storage_offset()
+    assert got.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other"), [(torch.int16, torch.int64), (torch.float64, torch.int8)]
+)
+def test_a_view_in_another_dtype_is_found_from_where_that_can_begin(dtype, other):
+    own, given = (torch.arange(k, k + 32).to(dtype) for k in (0, 50))
+    for rows in (slice(0, 32), slice(8, 24)):
+        view = own[rows].view(other)[1:]
+        got = viewed(view, own, given)
+        assert torch.equal(got, given[rows].view(other)[1:])
+        got.zero_()
+        assert (given[rows].view(other)[1:] == 0).all()
+    shifted = torch.arange(33).to(torch.int16)[1:]
+    base = torch.arange(32).to(torch.int16)
+    assert torch.equal(viewed(base.view(torch.int64), base, shifted), base.view(torch.int64))

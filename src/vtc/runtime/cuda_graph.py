@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from vtc import errors
-from vtc.runtime.outputs import Copies
+from vtc.runtime.outputs import Copies, viewed
 
 CAPTURES = 8
 """Captures kept per compiled graph; the one not used for longest goes first."""
@@ -115,14 +115,9 @@ class _Capture:
         self.held = [
             k
             for k, out in enumerate(self.outputs)
-            if isinstance(out, torch.Tensor) and not self.views[k] and not self._of_argument(k)
+            if isinstance(out, torch.Tensor) and not self.views[k] and self.sources[k] is None
         ]
         self.copies = Copies([self.outputs[k] for k in self.held])
-
-    def _of_argument(self, k: int) -> bool:
-        """Is the output a view of an argument that is copied before a replay?"""
-        source = self.sources[k]
-        return source is not None and self.outputs[k].dtype == self.arguments[source].dtype
 
     def _capture(self, run: Callable[..., Any]) -> None:
         stream = torch.cuda.Stream()
@@ -143,15 +138,9 @@ class _Capture:
         for k, copy in zip(self.held, self.copies(), strict=True):
             outputs[k] = copy
         for k, source in enumerate(self.sources):
-            if source is not None and self._of_argument(k):
-                outputs[k] = self._viewed(outputs[k], self.arguments[source], args[source])
+            if source is not None:
+                outputs[k] = viewed(outputs[k], self.arguments[source], args[source])
         return tuple(outputs)
-
-    @staticmethod
-    def _viewed(out: torch.Tensor, own: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """`out`, a view of our copy of an argument, as a view of the caller's."""
-        start = out.storage_offset() - own.storage_offset()
-        return given.as_strided(out.shape, out.stride(), given.storage_offset() + start)
 
 
 def capturable(inputs: Sequence[Any]) -> bool:

@@ -62,6 +62,23 @@ class Copies:
         return [copies[k] if k in copies else own.clone() for k, own in enumerate(self.outputs)]
 
 
+def viewed(view: Tensor, own: Tensor, given: Tensor) -> Tensor:
+    """`view`, which views `own` by a slice, other strides or another dtype, as a view of `given`,
+    which has the dtype, shape and strides of `own`."""
+    if view.dtype == own.dtype:
+        first = given.storage_offset() + view.storage_offset() - own.storage_offset()
+        return given.as_strided(view.shape, view.stride(), first)
+    moved = (given.storage_offset() - own.storage_offset()) * own.itemsize
+    first = view.storage_offset() * view.itemsize + moved
+    if first % view.itemsize:
+        return view.clone()
+    whole = max(view.itemsize, own.itemsize)
+    begin = first // whole * whole
+    count = -(-(first + _reach(view) - begin) // whole) * whole // own.itemsize
+    flat = given.as_strided((count,), (1,), begin // own.itemsize).view(view.dtype)
+    return flat.as_strided(view.shape, view.stride(), first // view.itemsize)
+
+
 def _lazy(tensor: Tensor) -> bool:
     """Is it a conjugate or a negation that is not computed yet? No run of bytes holds that."""
     return tensor.is_conj() or tensor.is_neg()
@@ -103,5 +120,12 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     first = tensor.storage_offset() * tensor.itemsize
     if tensor.numel() == 0:
         return first, first
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return first // ALIGNMENT * ALIGNMENT, first + (reach + 1) * tensor.itemsize
+    return first // ALIGNMENT * ALIGNMENT, first + _reach(tensor)
+
+
+def _reach(tensor: Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    if tensor.numel() == 0:
+        return 0
+    steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.itemsize
