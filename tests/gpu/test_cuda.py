@@ -115,3 +115,21 @@ def test_measured_costs_choose_a_plan_that_is_right():
     args = on_device((torch.randn(512, 256), torch.randn(256, 512), torch.randn(256, 512)))
     with torch.no_grad():
         torch.testing.assert_close(vtc.compile(block)(*args), block(*args), rtol=1e-3, atol=1e-2)
+
+
+def test_outputs_of_a_captured_graph_keep_strides_and_what_they_share():
+    def function(x, y):
+        z = torch.cat([x + y, x * y])
+        return z.unfold(0, 3, 1), z[1:3], x.view(torch.int32), y[:, 1:]
+
+    compiled = vtc.compile(function, options=STATIC)
+    with torch.no_grad():
+        for _ in range(3):
+            x, y = (torch.randn(6, 5, device="cuda") for _ in range(2))
+            got, expected = compiled(x, y), function(x, y)
+            for one, other in zip(got, expected, strict=True):
+                torch.testing.assert_close(one, other)
+                assert one.stride() == other.stride()
+            assert got[0].untyped_storage().data_ptr() == got[1].untyped_storage().data_ptr()
+            assert got[2].data_ptr() == x.data_ptr()
+            assert got[3].untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
