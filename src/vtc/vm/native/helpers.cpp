@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -18,13 +19,13 @@
 
 #include "sharing.h"
 
-
 namespace vtc {
 namespace {
 
-// How often an idle helper looks before it sleeps: some tens of microseconds, the time between two
-// calls in a row. To wake a thread costs its waker about five.
-constexpr int kLooks = 1000;
+// How long an idle helper looks before it sleeps: the time between two calls in a row. One that
+// sleeps comes too late for a program that takes less than this: a processor that has gone idle takes
+// some tens of microseconds to wake.
+constexpr std::chrono::microseconds kLooks{200};
 
 // The process's signals are for the threads of the caller: none reaches what starts within.
 class SignalsBlocked {
@@ -150,7 +151,7 @@ class Helpers {
       int seen = offered_.load(std::memory_order_relaxed);
       ++looking_;
       lock.unlock();
-      for (int n = 0; n < kLooks && offered_.load(std::memory_order_relaxed) == seen; ++n) pause();
+      spin(kLooks, [&] { return offered_.load(std::memory_order_relaxed) != seen; });
       lock.lock();
       --looking_;
       if (!offers_.empty()) continue;

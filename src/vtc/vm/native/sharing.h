@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -22,6 +23,21 @@ inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
+}
+
+// Looks until `there()` or the time is over; says if it is there. A pause takes 10 to 100 ns.
+template <class F>
+bool spin(std::chrono::nanoseconds time, F there) {
+  using Clock = std::chrono::steady_clock;
+  for (Clock::time_point end{};;) {
+    for (int n = 0; n < 16; ++n) {
+      if (there()) return true;
+      pause();
+    }
+    Clock::time_point now = Clock::now();
+    if (end == Clock::time_point{}) end = now + time;
+    if (now >= end) return false;
+  }
 }
 
 class Sharing {
@@ -68,12 +84,11 @@ class Sharing {
   void finish(int64_t step, int64_t mine, int64_t all) {
     if (add(step, mine, all)) return;
     const std::atomic<int64_t>& done = words_[step * stride_];
+    if (spin(kSpins, [&] { return done.load(std::memory_order_acquire) == all; })) return;
     for (int turn = 0;; ++turn) {
       int64_t now = done.load(std::memory_order_acquire);
       if (now == all) return;
-      if (turn < kSpins)
-        pause();
-      else if (turn < kSpins + kYields)
+      if (turn < kYields)
         std::this_thread::yield();
       else
         done.wait(now, std::memory_order_acquire);
@@ -93,7 +108,8 @@ class Sharing {
 
  private:
   static constexpr int64_t kLine = 8;  // counters in a cache line
-  static constexpr int kSpins = 1000, kYields = 50;
+  static constexpr std::chrono::microseconds kSpins{40};
+  static constexpr int kYields = 50;
 
   std::unique_ptr<std::atomic<int64_t>[]> words_;
   int64_t size_ = 0, stride_ = 0;

@@ -2,22 +2,32 @@
 
 #include "team.h"
 
+#include <fcntl.h>
 #include <omp.h>
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
-
-#include "sharing.h"
+#include <string>
 
 namespace vtc {
 namespace {
 
-constexpr int64_t kWatchedNs = 1000;
+// Where Linux tells what call of the system a thread is in, or that it runs. Clocks of a thread's
+// processor time are not read for that: they advance with the timer's ticks on some kernels.
+int open_state() {
+  std::string path = "/proc/self/task/" + std::to_string(syscall(SYS_gettid)) + "/syscall";
+  return open(path.c_str(), O_RDONLY | O_CLOEXEC);
+}
 
-// Nanoseconds of a clock; -1 where its thread is no more.
-int64_t read(clockid_t clock) {
-  timespec t;
-  return clock_gettime(clock, &t) == 0 ? int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec : -1;
+enum class ThreadState { kAwake, kAsleep, kGone };
+
+ThreadState read_state(int file) {
+  char first;
+  ssize_t n = pread(file, &first, 1, 0);
+  if (n < 1) return ThreadState::kGone;
+  return first == 'r' ? ThreadState::kAwake : ThreadState::kAsleep;  // "running"
 }
 
 std::atomic<bool> forked{false};
@@ -33,33 +43,35 @@ Team& Team::own() {
 bool Team::ready(int threads) {
   if (forked.load(std::memory_order_relaxed) || registered != 0 || omp_in_parallel()) return false;
   size_t others = threads - 1;
-  if (clocks_.size() < others) return true;
-  thread_local std::vector<int64_t> before;
-  before.clear();
-  int64_t start = read(CLOCK_MONOTONIC);
-  for (size_t i = 0; i < others; ++i) before.push_back(read(clocks_[i]));
-  while (read(CLOCK_MONOTONIC) < start + kWatchedNs) pause();
+  if (states_.size() < others) return true;
   for (size_t i = 0; i < others; ++i) {
-    int64_t now = read(clocks_[i]);
-    if (now < 0) {  // a smaller team was called for, and its thread has ended
-      clocks_.clear();
+    if (states_[i] < 0) return false;
+    ThreadState state = read_state(states_[i]);
+    if (state == ThreadState::kGone) {  // a smaller team was called for, and its thread has ended
+      forget();
       return true;
     }
-    if (now - before[i] < kWatchedNs / 2) return false;
+    if (state == ThreadState::kAsleep) return false;
   }
   return true;
 }
 
 void Team::run(int threads, const std::function<void(int)>& work) {
-  size_t known = clocks_.size();
-  if (known < static_cast<size_t>(threads - 1)) clocks_.resize(threads - 1, CLOCK_MONOTONIC);
-  std::vector<clockid_t>& clocks = clocks_;
+  size_t known = states_.size();
+  if (known < static_cast<size_t>(threads - 1)) states_.resize(threads - 1, -1);
+  std::vector<int>& states = states_;
 #pragma omp parallel num_threads(threads)
   {
     size_t number = omp_get_thread_num();
-    if (number > known) pthread_getcpuclockid(pthread_self(), &clocks[number - 1]);
+    if (number > known) states[number - 1] = open_state();
     work(static_cast<int>(number));
   }
+}
+
+void Team::forget() {
+  for (int file : states_)
+    if (file >= 0) close(file);
+  states_.clear();
 }
 
 }  // namespace vtc
