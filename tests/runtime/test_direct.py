@@ -83,14 +83,45 @@ def test_other_calls_go_through_the_wrapper(wrapped: list[str]) -> None:
     x, y = torch.randn(2, 3, 4).unbind()
     _check(compiled, f, x, y)
     torch.testing.assert_close(compiled(x, y=y), f(x, y))
-    assert len(wrapped) == 2
+    assert len(wrapped) == 1
     with pytest.raises(TypeError):
         compiled(x)
     with pytest.raises(TypeError):
         compiled(x, y, x)
     with torch.compiler.set_stance("force_eager"):
         assert _captures(lambda: _check(compiled, f, x.double(), y.double())) == 0
-    assert len(wrapped) == 5
+    assert len(wrapped) == 2
+
+
+def test_parameters_that_a_call_leaves_out_have_the_defaults_of_then(wrapped: list[str]) -> None:
+    def f(x: Tensor, factor: float = 2.0, added: float = 1.0) -> Tensor:
+        return x * factor + added
+
+    compiled = vtc.compile(f, engine="dvm")
+    x = torch.randn(4)
+    for _ in range(2):
+        _check(compiled, f, x)
+        _check(compiled, f, x, 3.0)
+        torch.testing.assert_close(compiled(x, added=5.0), f(x, added=5.0))
+        torch.testing.assert_close(compiled(x=x, added=5.0, factor=0.5), f(x, 0.5, 5.0))
+    before = len(wrapped)
+    _check(compiled, f, x, 3.0, 2.0)
+    assert len(wrapped) <= before + 1
+    f.__defaults__ = (7.0, -1.0)
+    _check(compiled, f, x)
+    _check(compiled, f, x, 3.0)
+
+
+def test_positional_only_parameters_stay_so(wrapped: list[str]) -> None:
+    def f(x: Tensor, y: Tensor, /) -> Tensor:
+        return x - y
+
+    compiled = vtc.compile(f, engine="dvm")
+    for n in (3, 5):
+        _check(compiled, f, torch.randn(n), torch.randn(n))
+    assert len(wrapped) == 1
+    with pytest.raises(TypeError):
+        compiled(torch.randn(3), y=torch.randn(3))
 
 
 @pytest.mark.parametrize(

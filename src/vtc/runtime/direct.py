@@ -28,6 +28,27 @@ _UTILITY_FUNCTIONS = SimpleNamespace(
 )
 _GRAPH = "__compiled_fn"
 _RESUME = "__resume_at"
+_OWN = "_vtc_"
+_CALL = """\
+def call({signature}):
+    {defaults}
+    _vtc_stance = _vtc_frames._stance
+    if _vtc_stance.stance != "default" or _vtc_stance.backend is not None or _vtc_modes():
+        return _vtc_compiled({arguments})
+    _vtc_before = _vtc_set(None)
+    try:
+        _vtc_values = {{{values}}}
+        for _vtc_known in _vtc_codes.known:
+            if _vtc_known.manager.cache_entry is not None and _vtc_known.check(_vtc_values):
+                return _vtc_known.run({arguments})
+    finally:
+        _vtc_set(_vtc_before)
+    return _vtc_compiled({arguments})
+"""
+# Defaults are the function's at the time of the call.
+_DEFAULTS = """if {missing}:
+        _vtc_given = {{{values}}}.items()
+        return _vtc_compiled(**{{n: v for n, v in _vtc_given if v is not _vtc_missing}})"""
 
 
 class Code:
@@ -82,13 +103,17 @@ class Codes:
 
 
 def suits(function: Any) -> bool:
-    """Can calls of `function` be made directly? Of a plain function, whose arguments are all
-    positional and that reads no variable of another."""
+    """Can calls of `function` be made directly? Of a plain function that has no variadic and no
+    keyword-only parameters, and that reads no variable of another."""
     if type(function) is not FunctionType or hasattr(function, "_torchdynamo_orig_callable"):
         return False
     code = function.__code__
     variadic = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    return not (variadic or code.co_kwonlyargcount or code.co_freevars)
+    names = code.co_varnames[: code.co_argcount]
+    unnamed = code.co_posonlyargcount and function.__defaults__  # cannot be passed on by name
+    if variadic or code.co_kwonlyargcount or code.co_freevars or unnamed:
+        return False
+    return not any(name.startswith(_OWN) for name in names)
 
 
 def direct(
@@ -96,30 +121,38 @@ def direct(
 ) -> Callable[..., Any]:
     """`compiled`, which `torch.compile` made of `function`, with direct calls of `codes`.
 
-    What traces a call without a dispatch mode (FX, `torch.jit.trace`, functorch) hands it values
-    that no guard on a plain tensor accepts.
+    It is written out with the parameters of `function`, so that a call packs no arguments. What
+    traces a call without a dispatch mode (FX, `torch.jit.trace`, functorch) hands it values that no
+    guard on a plain tensor accepts.
     """
     code = function.__code__
-    count = code.co_argcount
-    names = code.co_varnames[:count]
-    modes = torch._C._len_torch_dispatch_stack
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        stance = eval_frame._stance
-        plain = not kwargs and len(args) == count and stance.stance == "default"
-        if not plain or stance.backend is not None or modes():
-            return compiled(*args, **kwargs)
-        before = set_eval_frame(None)
-        try:
-            values = dict(zip(names, args, strict=True))
-            for known in codes.known:
-                if known.valid and known.check(values):
-                    return known.run(*args)
-        finally:
-            set_eval_frame(before)
-        return compiled(*args)
-
+    names = code.co_varnames[: code.co_argcount]
+    values = ", ".join(f"{name!r}: {name}" for name in names)
+    left_out = names[len(names) - len(function.__defaults__ or ()) :]
+    signature = [f"{n}=_vtc_missing" if n in left_out else n for n in names]
+    if code.co_posonlyargcount:
+        signature.insert(code.co_posonlyargcount, "/")
+    text = _CALL.format(
+        signature=", ".join(signature),
+        defaults=_DEFAULTS.format(
+            missing=" or ".join(f"{name} is _vtc_missing" for name in left_out), values=values
+        )
+        if left_out
+        else "",
+        arguments=", ".join(names),
+        values=values,
+    )
+    made: dict[str, Any] = {
+        "_vtc_frames": eval_frame,
+        "_vtc_modes": torch._C._len_torch_dispatch_stack,
+        "_vtc_set": set_eval_frame,
+        "_vtc_codes": codes,
+        "_vtc_compiled": compiled,
+        "_vtc_missing": object(),
+    }
+    exec(compile(text, "<vtc call>", "exec"), made)
+    call: Any = made["call"]
     eval_frame.skip_code(call.__code__)  # or a caller that Dynamo traces would have it compiled
-    made: Any = functools.wraps(compiled)(call)
-    made._torchdynamo_wrapper_id = id(made)
-    return made
+    functools.update_wrapper(call, compiled)
+    call._torchdynamo_wrapper_id = id(call)
+    return call

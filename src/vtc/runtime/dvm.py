@@ -33,6 +33,9 @@ from vtc.vm.device import DeviceMachine
 # Where an empty tensor is said to be; nothing is read or written there.
 NOWHERE = torch.empty(64, dtype=torch.uint8)
 
+# What Inductor's code allocates with, past the dispatcher; None in releases that lack it.
+ALLOCATE = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+
 # Encodings that are kept of one module; the oldest are dropped.
 KEPT = 1024
 
@@ -259,8 +262,9 @@ class _Writer:
         self.sized: set[str] = set()
         self.bounds = list(plan.bounds)
         self.laid_out = laid_out(plan)
+        self.plain = plan.device.type == "cpu" and ALLOCATE is not None
         self.names: dict[str, Any] = {
-            "empty_strided": torch.empty_strided,
+            "empty_strided": ALLOCATE if self.plain else torch.empty_strided,
             "as_strided": torch.as_strided,
             "device": plan.device,
             "math": math,  # these two in printed sizes
@@ -344,9 +348,10 @@ class _Writer:
     def _allocated(self, number: int, shape: str, stride: str) -> None:
         self.defined.add(number)
         self.names[f"dtype{number}"] = self.plan.spaces[number].dtype.torch_dtype
-        self.lines.append(
-            f"t{number} = empty_strided({shape}, {stride}, dtype=dtype{number}, device=device)"
-        )
+        rest = f"dtype{number}"
+        if not self.plain:
+            rest = f"dtype={rest}, device=device"
+        self.lines.append(f"t{number} = empty_strided({shape}, {stride}, {rest})")
 
     def _eager(self, k: int, step: EagerStep) -> None:
         self.names[f"call{k}"] = step.target

@@ -393,14 +393,33 @@ void KernelWriter::emit_store(int v) {
   add_terms(d, a);
 }
 
-// One pass over the tile: every value once, in order.
+// Is it cheaper to compute a value again than to keep a tile of it?
+bool KernelWriter::is_cheap(int v) const {
+  const IrInstr& i = k_->body[v];
+  bool simple = i.op == OP_ADD || i.op == OP_SUB || i.op == OP_MUL;
+  if (!simple || reduced_[v] || hoisted_[v] || bound_store_[v] >= 0) return false;
+  if (i.type != T_F32 && i.type != T_F64) return false;  // integers may be terms of accesses
+  for (int a : i.args)
+    if (reg_[a] < 0 || !(k_->body[a].op == OP_LOAD || reduced_[a] || hoisted_[a])) return false;
+  return true;
+}
+
+// One pass over the tile: every value once, in order. A cheap value that is read on both sides of a
+// reduction is computed on both: a chain that ends in a reduction then stores nothing.
 void KernelWriter::emit_straight() {
+  std::vector<int> passed;
   for (size_t v = 0; v < k_->body.size(); ++v) {
     const IrInstr& i = k_->body[v];
     if (i.op == OP_STORE) {
       emit_store(static_cast<int>(v));
     } else if (k_->uses[v] && reg_[v] < 0) {
       emit_value(static_cast<int>(v));
+      if (i.op == OP_REDUCE && !device_) {
+        for (int p : passed) reg_[p] = -1;
+        passed.clear();
+      } else if (k_->uses[v] > 1 && is_cheap(static_cast<int>(v))) {
+        passed.push_back(static_cast<int>(v));
+      }
     }
   }
 }

@@ -61,6 +61,7 @@ class KernelWriter {
   void write_split();
   void begin();
   void emit_hoisted();
+  bool is_cheap(int v) const;
   void emit_straight();
   void emit_reduced(int phase, bool stores);
   void emit_loop(int phase);
