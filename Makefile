@@ -48,9 +48,11 @@ unit: $(VENV)/.installed-dev  ## pytest
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # The interpreter is built with sanitizers in the place of the usual one, which is put back after.
-# Faults go to files, which are printed: pytest keeps what a process says that ends with one.
+# Faults go to files, which are printed: pytest keeps what a process says that ends with one. The
+# sanitizer looks for the C++ library's functions when the process starts, which Python does without.
 FAULTS    := $(CURDIR)/build/sanitized/fault
-SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so)" PYTHONPATH=tests \
+SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
+	PYTHONPATH=tests \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(FAULTS) \
 	UBSAN_OPTIONS=print_stacktrace=1:log_path=$(FAULTS) $(BIN)/python
 
