@@ -60,8 +60,8 @@ sanitize: $(VENV)/.installed-dev  ## tests/vm and SEEDS generated programs under
 	$(PIP) install -q --no-deps -e . -C build-dir=build/sanitized -C cmake.define.VTC_SANITIZE=ON
 	status=0; rm -f $(FAULTS).*; \
 	$(SANITIZED) -m pytest tests/vm || status=1; \
-	$(SANITIZED) -m vm.conformance --seeds $(SEEDS) --workers $(JOBS) || status=1; \
-	$(SANITIZED) -m vm.conformance --seeds $$(($(SEEDS) / 20)) --large --workers $(JOBS) || status=1; \
+	$(SANITIZED) -m vm.conformance --seeds $(SEEDS) --workers $(JOBS) --interpreters native || status=1; \
+	$(SANITIZED) -m vm.conformance --seeds $$(($(SEEDS) / 20)) --large --workers $(JOBS) --interpreters native || status=1; \
 	cat $(FAULTS).* 2>/dev/null; \
 	$(PIP) install -q --no-deps -e .; \
 	exit $$status

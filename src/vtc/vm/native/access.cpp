@@ -1,21 +1,11 @@
 // Loads and stores of tiles.
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 
 #include "state.h"
 
 namespace vtc {
-namespace {
-
-// A masked tile may begin outside of its buffer, and an empty buffer has no address.
-char* address_at(char* base, int64_t bytes) {
-  return reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(bytes));
-}
-
-}  // namespace
-
 Place locate(const State& s, AccessView access, int kind) {
   Place p;
   p.buffer = access.buffer();
@@ -24,7 +14,7 @@ Place locate(const State& s, AccessView access, int kind) {
   for (int d = 0; d < dims; ++d) at += s.coordinate[d] * access.stride(d);
   int item = kItemsize[s.run->program.type(p.buffer)];
   p.first = at;
-  p.at = {address_at(s.run->pointers[p.buffer], at * item),
+  p.at = {s.run->pointers[p.buffer] + at * item,
           kind & kRowBit && s.row != kNoDim ? access.stride(s.row) : 0,
           kind & kColumnBit && s.column != kNoDim ? access.stride(s.column) : 0};
   p.r0 = p.c0 = 0;
@@ -117,7 +107,7 @@ struct Mover {
 void move_terms(State& s, AccessView access, const Place& p, const Mover& mover, char* reg,
                 int64_t c) {
   int64_t extent = s.run->program.extent(p.buffer);
-  char* start = p.at.base - p.first * mover.memory_size;
+  char* start = s.run->pointers[p.buffer];
   int terms = access.terms();
   bool across = false;
   for (int t = 0; t < terms; ++t) across |= TermView{access.term(t)}.kind() & kColumnBit;
@@ -255,7 +245,7 @@ void gather_lines(State& s, AccessView access, int type, int axis, int64_t n, in
   int dims = s.kernel.dims(), terms = access.terms();
   int64_t step = access.stride(dims), extent = s.run->program.extent(p.buffer);
   Copy copy = s.table->read[type];
-  char* start = p.at.base - p.first * kItemsize[type];
+  char* start = s.run->pointers[p.buffer];
   auto [k0, k1] = contracted_part(s, access, k);
   int size = kItemsize[kCompute[type]];
   bool down = axis == kRowBit;

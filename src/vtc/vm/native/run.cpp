@@ -282,6 +282,10 @@ std::shared_ptr<SharedRun> thread_run() {
   return own;
 }
 
+// Where an empty buffer without an address is said to be: tiles that lie outside of it, and are masked
+// off, are still given one.
+alignas(64) char nowhere[64];
+
 Scratch& thread_arena() {
   thread_local Scratch arena;
   return arena;
@@ -315,7 +319,9 @@ uint64_t run_program(const Words& words, const uintptr_t* pointers, const double
   thread_local std::vector<char*> at;
   at.resize(program.buffers());
   for (int b = 0; b < program.buffers(); ++b)
-    at[b] = program.in_arena(b) ? arena + program.offset(b) : reinterpret_cast<char*>(pointers[b]);
+    at[b] = program.in_arena(b) ? arena + program.offset(b)
+            : pointers[b]       ? reinterpret_cast<char*>(pointers[b])
+                                : nowhere;
   Running running;
   threads = program.parallel() ? running.share(std::min(threads, kMostThreads)) : 1;
   Workspace held(program.arena_bytes() + threads * program.register_bytes());
