@@ -140,11 +140,17 @@ void tile_product(const IrKernel& kernel, int64_t k, Shape& s, Tiling& t) {
 // window.
 void tile_convolution(const IrKernel& kernel, Shape& s, Tiling& t) {
   const IrInstr& anchor = kernel.body[kernel.anchor];
-  const Access& right = s.accesses[anchor.access + 1];
+  size_t parts_of_k = kernel.convolutions[anchor.constant].k.size();
+  // Rows share the right operand, in all of its parts.
+  auto shared = [&](int d) {
+    for (size_t part = 0; part < parts_of_k; ++part)
+      if (s.accesses[anchor.access + 2 * part + 1].stride[d] != 0) return false;
+    return true;
+  };
   int last = static_cast<int>(kernel.sizes.size()) - 1;
   t.column = s.origin[last];
   for (int d = s.dims - 1; d >= 0 && t.row < 0; --d)
-    if (d != t.column && right.stride[d] == 0 && s.size[d] > 1) t.row = d;
+    if (d != t.column && s.size[d] > 1 && shared(d)) t.row = d;
   int64_t m = t.row < 0 ? 1 : std::max<int64_t>(s.size[t.row], 1);
   int64_t n = t.column < 0 ? 1 : std::max<int64_t>(s.size[t.column], 1);
   int64_t run = m;
@@ -162,8 +168,7 @@ void tile_convolution(const IrKernel& kernel, Shape& s, Tiling& t) {
   panels = divide_up(n, t.columns);
   // Of small maps all rows, so that a thread reads only the panels of its own columns; but rows in
   // many parts are to stay in the first cache for several panels.
-  bool small = m <= kSmallMap && divide_up(n, width) >= 4 &&
-               kernel.convolutions[anchor.constant].k.size() <= kFewParts;
+  bool small = m <= kSmallMap && divide_up(n, width) >= 4 && parts_of_k <= kFewParts;
   if (small) t.columns = std::min(n, width * (divide_up(n, width) >= 16 ? 2 : 1));
   if (small) panels = divide_up(n, t.columns);
   int64_t most = small ? m : std::max<int64_t>(kConvolutionTile / t.columns, 14);
