@@ -33,6 +33,12 @@ def test_interpreters_agree_on_what_threads_share():
     assert {"SPILL", "MERGE"} <= named
 
 
+# 2571: parts of a convolution whose right operands move along different dimensions, one not at all.
+@pytest.mark.parametrize("seed", [2571])
+def test_programs_that_were_off_once(seed: int) -> None:
+    assert conformance.check(seed).mismatches == []
+
+
 def instructions_of(words):
     at = isa.HEAD_WORDS + isa.BUFFER_WORDS * (words[4] & 0xFFFF)
     while (op := isa.BY_NUMBER[isa.field(words[at], "op")]).name != "END":
