@@ -64,8 +64,8 @@ class Fusion:
     """Kernels for the nodes that are asked for.
 
     users: the live uses. kept: stored for the caller. roots: used beside `users`, as they are
-    returned, left in updated inputs, or passed to eager calls. fakes: eager PyTorch's tensors, whose
-    strides eager calls get. panels: for a product's right operand the node
+    returned, left in updated inputs, or passed to eager calls. fakes: eager PyTorch's
+    tensors, whose strides eager calls get. panels: for a product's right operand the node
     that holds it packed. viewed: values that are returned as views. overwritten: spaces that
     scatters write into. also: where the caller wants a value that kernels read in another order:
     it is stored twice.
