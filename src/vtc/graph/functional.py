@@ -20,6 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
+from vtc.graph.out_of_place import out_of_place
+
 aten = torch.ops.aten
 
 # Batch norms update their running statistics though no schema says so.
@@ -156,8 +158,9 @@ def traced(
     input, whose numbers `updated` receives. `mode_type` functionalizes in the place of our mode."""
     # Values are dropped at once at the end: one by one takes longer.
     run = fx.Interpreter(graph_module, garbage_collect_values=False).run
-    if mode_type is None and not may_update(graph_module):
-        found = _trace_plain(run, fakes, mode)
+    plain = graph_module if mode_type is not None else out_of_place(graph_module)
+    if mode_type is None and not may_update(plain):
+        found = _trace_plain(fx.Interpreter(plain, garbage_collect_values=False).run, fakes, mode)
         if found is not None:
             return found
     return _trace(functional(run, updated, mode_type or _Functional), fakes)
@@ -215,6 +218,10 @@ class _Plain(_Functional):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is aten.batch_norm.default and _only_reads(*args, **kwargs):
+            x, weight, bias, mean, variance, _, momentum, eps, *_ = args
+            func = aten._native_batch_norm_legit_no_training.default
+            return func(x, weight, bias, mean, variance, momentum, eps)[0]
         if not isinstance(func, torch._ops.OpOverload) or func in _NORMS:
             raise _Updates
         apart = _hides_writes(func, args) or _decomposes(func)
@@ -230,6 +237,14 @@ class _Plain(_Functional):
         return func(*args, **kwargs)
 
 
+def _only_reads(*args: Any, **kwargs: Any) -> bool:
+    """Is a batch norm one of inference on a CPU, with the statistics that it is given?"""
+    if kwargs or len(args) < 8:
+        return False
+    x, _, _, mean, variance, training, *_ = args
+    return not training and mean is not None and variance is not None and x.device.type == "cpu"
+
+
 def may_update(graph_module: fx.GraphModule) -> bool:
     """Does a graph of Dynamo's look as if it updates a tensor? By the names of what it calls: the
     trace finds out for sure, and a wrong guess costs time only."""
@@ -240,8 +255,16 @@ def may_update(graph_module: fx.GraphModule) -> bool:
             continue
         name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
         plain = name.endswith("__") or name in _LOGICAL or not name.endswith("_")
-        if not plain or name in _UPDATING:
+        if (not plain or name in _UPDATING) and not _of_inference(node):
             return True
         if node.kwargs.get("out") is not None or node.kwargs.get("inplace"):
             return True
     return False
+
+
+def _of_inference(node: fx.Node) -> bool:
+    """Is the node a batch norm that is told not to train?"""
+    if node.target is not torch.nn.functional.batch_norm:
+        return False
+    training = node.args[5] if len(node.args) > 5 else node.kwargs.get("training", False)
+    return training is False

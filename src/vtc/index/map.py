@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import sympy
 import torch
 
 from vtc.index import (
@@ -193,10 +194,10 @@ class IndexMap:
 
     def substitute(self, mapping: Mapping[Any, Any]) -> IndexMap:
         """The map with size symbols replaced by sizes, simplified."""
-        values = {symbol: sizes.as_size(size) for symbol, size in mapping.items()}
+        values = {symbol: sympy.sympify(sizes.as_size(size)) for symbol, size in mapping.items()}
 
         def size(s: Size) -> Size:
-            return s if isinstance(s, int) else sizes.as_size(s.subs(values))
+            return s if isinstance(s, int) else sizes.as_size(s.xreplace(values))
 
         def index(a: Affine) -> Affine:
             return substitution.rewrite(a, size, lambda n: n)

@@ -11,11 +11,13 @@ more than loading it: that is how one kernel gets several outputs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import fx
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from vtc.graph.rules import same
 from vtc.index import Fill, Piece, Size, affine, sizes, substitution
@@ -62,8 +64,8 @@ class Fusion:
     """Kernels for the nodes that are asked for.
 
     users: the live uses. kept: stored for the caller. roots: used beside `users`, as they are
-    returned, left in updated inputs, or passed to eager calls. strides: eager PyTorch's, which
-    eager calls get; dense: those without gaps. panels: for a product's right operand the node
+    returned, left in updated inputs, or passed to eager calls. fakes: eager PyTorch's
+    tensors, whose strides eager calls get. panels: for a product's right operand the node
     that holds it packed. viewed: values that are returned as views. overwritten: spaces that
     scatters write into. also: where the caller wants a value that kernels read in another order:
     it is stored twice.
@@ -73,8 +75,7 @@ class Fusion:
     kept: set[Node]
     results: dict[Call | Conditional, tuple[Node, ...]]
     roots: frozenset[Node] = frozenset()
-    strides: Mapping[Node, tuple[Size, ...]] = field(default_factory=dict)
-    dense: Set[Node] = frozenset()
+    fakes: Mapping[Node, torch.Tensor] = field(default_factory=dict)
     inplace: dict[Node, int] = field(default_factory=dict)
     spaces: list[Space] = field(default_factory=list)
     homes: dict[Node, Home] = field(default_factory=dict)
@@ -502,14 +503,14 @@ class Fusion:
             home = self.traced_home(node)
             self.ensure(node)
             reference = TensorRef(home.buffer, (node.shape, home.stride, home.offset))
-        stride = self.strides.get(node)
+        stride = self.traced_stride(node)
         if stride is None or stride == self.stride_of(reference):
             return reference
         if same_layout(node.shape, stride, self.stride_of(reference)):
             # Strides of dimensions of one element tell PyTorch's kernels memory formats.
             offset = reference.view[2] if reference.view else 0
             return self.reference(reference.space, node.shape, stride, offset)
-        if node not in self.dense:
+        if not self.dense(node):
             return reference
         space = self.space(Space("made", node.dtype, node.shape, stride))
         self.store_copy(node, Home(space, 0, stride))
@@ -517,11 +518,19 @@ class Fusion:
 
     def traced_home(self, node: Node) -> Home:
         """The node's home: one with eager PyTorch's strides, if it has none yet."""
-        if node not in self.homes and node in self.dense:
-            stride = self.strides[node]
+        stride = self.traced_stride(node)
+        if node not in self.homes and stride is not None and self.dense(node):
             space = self.space(Space("made", node.dtype, node.shape, stride))
             self.homes[node] = Home(space, 0, stride)
         return self.home(node)
+
+    def traced_stride(self, node: Node) -> tuple[Size, ...] | None:
+        fake = self.fakes.get(node)
+        return None if fake is None else tuple(map(sizes.as_size, fake.stride()))
+
+    def dense(self, node: Node) -> bool:
+        """Has eager PyTorch's tensor no gaps? It is asked for few nodes: it takes long to find."""
+        return is_non_overlapping_and_dense_or_false(self.fakes[node])
 
     def stride_of(self, reference: TensorRef) -> tuple[Size, ...]:
         return reference.view[1] if reference.view else self.spaces[reference.space].stride

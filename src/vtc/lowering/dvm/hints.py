@@ -31,6 +31,7 @@ class Hints:
     """The values of size symbols at the call that was traced; unbacked ones have none."""
 
     values: Mapping[sympy.Symbol, sympy.Integer] = field(default_factory=dict)
+    asked: dict[sympy.Expr, int | None] = field(default_factory=dict, compare=False)
 
     @staticmethod
     def of(inputs: Iterable[fx.Node]) -> Hints:
@@ -48,8 +49,10 @@ class Hints:
         """The size at that call; None if it is not known."""
         if isinstance(size, int):
             return size
-        found = size.xreplace(self.values)
-        return int(found) if isinstance(found, sympy.Integer) else None
+        if size not in self.asked:
+            found = size.xreplace(self.values)
+            self.asked[size] = int(found) if isinstance(found, sympy.Integer) else None
+        return self.asked[size]
 
     def unit(self, size: Size) -> bool:
         """Was the size, a symbol, 1?"""

@@ -10,7 +10,7 @@ import torch
 
 from vtc import errors
 from vtc.graph.program import Program, value_of
-from vtc.index import Size, sizes
+from vtc.index import sizes
 from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.modules import assemble
@@ -48,8 +48,7 @@ def _lowered(
     roots = [*bases, *(value for _, value in updates)]
     roots += [t for call in own.calls for t in call.tensors()]
     users = live_users(roots)
-    strides, dense = _strides(own)
-    fusion = Fusion(users, set(), own.graph.results, frozenset(roots), strides, dense)
+    fusion = Fusion(users, set(), own.graph.results, frozenset(roots), own.fakes)
     prepacked = _prepacked(program, own, fusion, {*bases, *roots}, packing)
     inputs = _inputs(program, own, fusion)
     fusion.inplace = _in_place(inputs, updates, fusion, bases)
@@ -96,16 +95,6 @@ def _prepacked(
         fusion.stored.add(node)
     fusion.panels = found.panels
     return tuple(found.kept.values())
-
-
-def _strides(own: Translation) -> tuple[dict[Node, tuple[Size, ...]], set[Node]]:
-    """Eager PyTorch's strides of nodes that are tensors of its, and those that are dense."""
-    strides, dense = {}, set()
-    for node, fake in own.fakes.items():
-        strides[node] = tuple(map(sizes.as_size, fake.stride()))
-        if torch._prims_common.is_non_overlapping_and_dense_or_false(fake):
-            dense.add(node)
-    return strides, dense
 
 
 def _inputs(program: Program, own: Translation, fusion: Fusion) -> dict[int, Node]:

@@ -125,11 +125,18 @@ def _placed_instr(instr: Instr, places: dict[int, int]) -> Instr:
 
 def _symbols(value: Any) -> Iterator[str]:
     """The names of the size symbols in steps and sizes."""
+    if value is None or isinstance(value, int | str | float):
+        return
     if isinstance(value, sympy.Expr):
-        yield from (str(s) for s in value.free_symbols)
+        yield from _names(value)
     elif isinstance(value, list | tuple | frozenset):
         for one in value:
             yield from _symbols(one)
     elif hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
             yield from _symbols(getattr(value, name))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _names(size: sympy.Expr) -> tuple[str, ...]:
+    return tuple(str(s) for s in size.free_symbols)
