@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-SYSTEMS = ("eager", "inductor", "inductor-best", "onnxruntime", "openvino", "vtc")
+SYSTEMS = (
+    "eager", "inductor", "inductor-best", "onnxruntime", "openvino", "vtc", "vtc-export",
+)  # fmt: skip
 
 
 def table(path: Path) -> str:

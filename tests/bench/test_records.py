@@ -100,6 +100,7 @@ def test_the_best_peer_is_the_fastest_correct_one():
         Row("inductor", median_ms=6.0, correct=True),
         Row("onnxruntime", median_ms=1.0, correct=False),
         Row("openvino", note="no"),
+        Row("vtc-export", median_ms=1.0, correct=True),
     ]
     assert records.best_peer_ratio(rows) == 3.0
     assert records.best_peer_ratio(rows[1:]) is None

@@ -51,6 +51,17 @@ def test_every_system_has_a_row_and_the_peers_a_paired_ratio():
     assert case["config"]["size"] == 32
 
 
+def test_the_exported_model_has_a_row_of_its_own_and_is_no_peer():
+    case = suite.bench(REQUEST, ["eager", "vtc-export"], SHORT)
+    rows = rows_of(case)
+    assert rows["vtc-export"]["correct"]
+    assert rows["vtc-export"]["note"] is None
+    assert rows["vtc-export"]["ratio_to_vtc"] is not None
+    assert 0 < rows["vtc-export"]["compile_s"] < rows["vtc-export"]["first_call_s"]
+    best = rows["eager"]["median_ms"]
+    assert case["ratio_to_best_peer"] == pytest.approx(best / rows["vtc"]["median_ms"])
+
+
 def test_a_wrong_result_is_said_and_is_no_best_peer(monkeypatch):
     def wrong(case, settings, progress):
         twin = case.twin()

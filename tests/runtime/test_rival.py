@@ -42,7 +42,7 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def timed(monkeypatch: pytest.MonkeyPatch, dvm_us: float, other_us: float) -> list[int]:
     turns: list[int] = []
 
-    def interleaved(calls: Any, inputs: Any, updated: Any) -> list[float]:
+    def interleaved(calls: Any, inputs: Any, updated: Any, held: Any = None) -> list[float]:
         turns.append(len(calls))
         return [dvm_us, other_us]
 
@@ -124,3 +124,70 @@ def test_what_the_dvm_runs_in_part_is_no_rival(tmp_path: Path, monkeypatch: Any)
     with torch.no_grad():
         compiled(torch.eye(3) * 2)
     assert seen == [None]
+
+
+class Counting(nn.Module):
+    """Buffers that each call updates, as a cache is; frozen, they are constants of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("cache", torch.zeros(8, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        self.cache.mul_(0.5).add_(x)
+        return (self.cache * self.calls).tanh()
+
+
+@pytest.mark.parametrize("export", [False, True])
+def test_what_a_frozen_model_updates_is_measured_and_put_back(
+    tmp_path: Path, stock: list[Any], monkeypatch: Any, export: bool
+) -> None:
+    turns: list[int] = []
+    interleaved = timing.interleaved
+
+    def noted(calls: Any, inputs: Any, updated: Any, held: Any) -> list[float]:
+        before = [t.clone() for t in held.tensors]
+        interleaved(calls, inputs, updated, held)
+        assert len(before) == 2
+        assert all(map(torch.equal, held.tensors, before))
+        turns.append(len(calls))
+        return [1.0, 2.0]
+
+    monkeypatch.setattr(timing, "interleaved", noted)
+    model, eager = Counting(), Counting()
+    x = torch.randn(8, 16)
+    options: Any = {"freeze": True, "cache_dir": tmp_path}
+    with torch.no_grad():
+        if export:
+            compiled = vtc.export(model, (x,), options=options)
+            assert int(model.calls) == 0
+            assert not model.cache.any()
+        else:
+            compiled = vtc.compile(model, options=options, dynamic=False)
+        for _ in range(3):
+            x = torch.randn(8, 16)
+            torch.testing.assert_close(compiled(x), eager(x))
+            torch.testing.assert_close(model.cache, eager.cache)
+            assert int(model.calls) == int(eager.calls)
+    assert turns == [2]
+    assert dvm.counters.encodes > 0
+
+
+def test_an_update_that_differs_is_not_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    def wrong(graph_module: Any, inputs: Any, *, freeze: bool = False) -> Any:
+        def run(*args: Any) -> Any:
+            found = graph_module.forward(*args)
+            graph_module.get_buffer(
+                next(n for n, b in graph_module.named_buffers() if b.dim())
+            ).mul_(2)
+            return found
+
+        return run
+
+    monkeypatch.setattr(candidates, "compile_stock", wrong)
+    model = Counting()
+    compiled = vtc.compile(model, options={"freeze": True, "cache_dir": tmp_path}, dynamic=False)
+    with torch.no_grad(), pytest.warns(vtc.errors.DisagreementWarning):
+        compiled(torch.randn(8, 16))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 
@@ -41,6 +42,76 @@ def test_a_change_of_any_tensor_is_seen(
         change(tensors[number])
     assert not same()
     assert unchanged.watch(tensors, [True] * 20)()
+
+
+def _turned(t: Tensor) -> None:
+    t.data = t.data.t()
+
+
+def _reshaped(t: Tensor) -> None:
+    t.data = t.data.view(9)
+
+
+def _another_dtype(t: Tensor) -> None:
+    t.data = t.data.view(torch.int32)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("change", [Tensor.t_, _turned, _reshaped, _another_dtype])
+def test_another_layout_in_the_same_place_is_seen(
+    way: str, change: Callable[[Tensor], object], counted: bool
+) -> None:
+    tensors = [torch.ones(3, 3) for _ in range(20)]
+    same = unchanged.watch(tensors, [counted] * 20)
+    assert same()
+    change(tensors[7])
+    assert not same()
+    assert unchanged.watch(tensors, [counted] * 20)()
+
+
+def test_the_insides_of_a_watched_tensor_are_not_exchanged() -> None:
+    tensors = [torch.ones(3), torch.zeros(3)]
+    same = unchanged.watch(tensors, [True, True])
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(tensors[0], torch.zeros(3))
+    assert same()
+
+
+class _Held:
+    """Its attributes lie in its own dictionary."""
+
+    def __init__(self) -> None:
+        self.value = 1
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="CPython counts no changes any more")
+@pytest.mark.parametrize("number", [0, 17, 39])
+def test_a_change_of_any_dictionary_is_seen(number: int) -> None:
+    held = [_Held() for _ in range(40)]
+    same = unchanged.watch_dicts([vars(h) for h in held])
+    for _ in range(100):  # until the interpreter has specialised what it does
+        assert same()
+    own = held[number]
+
+    def deleted() -> None:
+        del own.value
+
+    def assigned(k: int) -> None:
+        own.value = k
+
+    changes = [lambda k=k: assigned(1000 + k) for k in range(50)]
+    changes += [lambda: vars(own).update(more=2), deleted, lambda: setattr(own, "value", 3)]
+    changes += [lambda: vars(own).clear(), lambda: vars(own).setdefault("value", 4)]
+    for change in changes:
+        change()
+        assert not same()
+        same = unchanged.watch_dicts([vars(h) for h in held])
+        assert same()
+
+
+def test_only_dictionaries_are_watched_so() -> None:
+    with pytest.raises(TypeError):
+        unchanged.watch_dicts([[1]])  # type: ignore[list-item]
 
 
 def test_versions_that_do_not_matter_are_not_looked_at(way: str) -> None:

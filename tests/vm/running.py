@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from vtc.program.module import Module
-from vtc.vm.machine import Encoded, Machine
+from vtc.vm.machine import Encoded, Machine, Validated, from_words, index_error
+
+PARALLEL = np.uint64(1 << 48)  # of the fifth word of a program: is it worth several threads?
 
 
 def encoded(made: Module, *sizes: int) -> Encoded:
     """The program of a module at these sizes."""
     return Machine(made).encode(sizes)
+
+
+def offered(program: Encoded) -> Validated:
+    """The program, offered to helpers however short it is."""
+    words = program.words
+    words[4] |= PARALLEL
+    return from_words(words)
 
 
 def native(
@@ -39,7 +49,8 @@ def native(
         dtype = buffer.dtype.torch_dtype
         held.append(torch.full((extent + 2 * guard,), 1, dtype=dtype))
         pointers.append(held[-1].data_ptr() + guard * dtype.itemsize)
-    program.run(pointers, list(params))
+    if fault := offered(program).run(pointers, list(params)):
+        raise index_error(made, fault)
     for whole in held:
         assert bool((whole[:guard] == 1).all())
         assert bool((whole[len(whole) - guard :] == 1).all())

@@ -21,7 +21,7 @@ from vtc.vm.machine import Encoded
 
 pytestmark = pytest.mark.skipif(machine._native is None, reason="the native module is not built")
 
-POINTS = 200_000
+POINTS = 1_000_000  # enough for several threads
 ASLEEP_S = 0.05  # longer than a team of OpenMP or an idle helper spins
 
 

@@ -24,7 +24,7 @@ from vtc.errors import UnknownChoiceError
 from vtc.options import Engine, Objective
 from vtc.runtime.cuda_graph import launched_directly
 
-PEERS = ("eager", "inductor", "inductor-best", "onnxruntime", "openvino")
+PEERS = ("eager", "inductor", "inductor-best", "onnxruntime", "openvino", "vtc-export")
 SYSTEMS = ("vtc", *PEERS)
 
 
@@ -110,6 +110,29 @@ def _vtc(case: Case, settings: Settings, progress: Progress) -> Prepared:
             options={"freeze": settings.freeze, **options},
         )
         prepared = _compiled("vtc", twin, compiled)
+    prepared.engine = settings.engine
+    return prepared
+
+
+def _vtc_export(case: Case, settings: Settings, progress: Progress) -> Prepared:
+    """The model exported for this one call, which like a session of ONNX Runtime's has no guards of
+    Dynamo's. Its weights are frozen, as `vtc.export` does by itself."""
+    twin = case.twin()
+    with narrated(progress) as options:
+        start = time.perf_counter()
+        exported_model = vtc.export(
+            twin.model,
+            twin.args,
+            twin.kwargs,
+            engine=settings.engine,
+            objective=settings.objective,
+            options=dict(options),
+        )
+        compiled = time.perf_counter() - start
+        prepared = _compiled("vtc-export", twin, exported_model)
+    assert prepared.first_call_s is not None
+    prepared.first_call_s += compiled
+    prepared.capture_s, prepared.compile_s = None, compiled
     prepared.engine = settings.engine
     return prepared
 
@@ -228,6 +251,7 @@ _PREPARE: dict[str, Callable[[Case, Settings, Progress], Prepared]] = {
     "inductor-best": _inductor_best,
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
+    "vtc-export": _vtc_export,
 }
 
 

@@ -25,6 +25,7 @@ from vtc.bench.checks import NUMBER, keys, typed
 from vtc.bench.timing import Ratio
 
 OWN_SYSTEM = "vtc"
+EXPORTED_SYSTEM = "vtc-export"  # is compared with vtc, and is no peer of it
 PACKAGES = (
     "torch",
     "triton",
@@ -84,10 +85,10 @@ class Config:
 class Row:
     """One system on one case; None where the system cannot tell.
 
-    system: "vtc" or a peer. engine: vtc's engine; for a peer the stock variant or provider that
-    ran. median_ms, p10_ms, p90_ms: milliseconds a call. capture_s, compile_s: seconds of tracing
-    and of compiling or converting; first_call_s: wall seconds from the uncompiled model to its
-    first result. peak_bytes: most memory allocated during a call beyond what was held before it.
+    system: "vtc", "vtc-export" or a peer. engine: vtc's engine; for a peer the stock variant or
+    provider that ran. median_ms, p10_ms, p90_ms: milliseconds a call. capture_s, compile_s: seconds
+    of tracing and of compiling or converting; first_call_s: wall seconds from the uncompiled model
+    to its first result. peak_bytes: most memory allocated in a call beyond what was held before.
     movement_kernels, movement_ms: kernels of a call that only move data, and their time.
     max_rel_error: largest difference from float64 over the largest magnitude, over all outputs
     and updated inputs. correct: by the measure of `torch._dynamo.utils.same`. ratio_to_vtc: this
@@ -145,7 +146,7 @@ def best_peer_ratio(rows: Iterable[Row]) -> float | None:
     peers = [
         r.median_ms
         for r in rows
-        if r.system != OWN_SYSTEM and r.median_ms and r.correct is not False
+        if r.system not in (OWN_SYSTEM, EXPORTED_SYSTEM) and r.median_ms and r.correct is not False
     ]
     return min(peers) / own[0] if own and peers else None
 

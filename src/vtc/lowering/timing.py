@@ -142,12 +142,32 @@ def clones(inputs: Sequence[Any], updated: Sequence[int]) -> list[Any]:
     return own
 
 
+class Held:
+    """Tensors that callables update though no call brings them, and their values to put back."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.tensors = tuple(tensors)
+        self.values = [t.detach().clone() for t in tensors]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for tensor, value in zip(self.tensors, self.values, strict=True):
+                tensor.copy_(value)
+
+
+NOTHING_HELD = Held(())
+
+
 def interleaved(
-    calls: Sequence[Callable[..., Any]], inputs: Sequence[Any], updated: Sequence[int]
+    calls: Sequence[Callable[..., Any]],
+    inputs: Sequence[Any],
+    updated: Sequence[int],
+    held: Held = NOTHING_HELD,
 ) -> list[float]:
     """Median microseconds of each callable on the same inputs, measured in turns.
 
-    Updated inputs are private copies, put back before each call outside the timed part.
+    Updated inputs are private copies, put back before each call outside the timed part; what is
+    `held` is put back after each.
     """
     own = [clones(inputs, updated) for _ in calls]
     device = next((a.device for a in inputs if isinstance(a, torch.Tensor)), torch.device("cpu"))
@@ -159,6 +179,7 @@ def interleaved(
             for i in updated:
                 own[k][i].copy_(inputs[i])
             elapsed = once(call, own[k], device)
+            held.put_back()
             if turn >= WARM_UPS:
                 samples[k].append(elapsed)
         turn += 1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from vtc.lowering.timing import clones
+from vtc.lowering.timing import NOTHING_HELD, Held, clones
 
 LIMITS = {torch.float16: 2e-2, torch.bfloat16: 6e-2, torch.float32: 2e-3, torch.float64: 1e-6}
 """Relative root-mean-square difference that rounding and other orders of addition explain."""
@@ -19,17 +19,21 @@ def difference(
     theirs: Callable[..., Any],
     inputs: Sequence[Any],
     updated: Sequence[int],
+    held: Held = NOTHING_HELD,
 ) -> str | None:
-    """How the answers differ, results and updated inputs, in a sentence; None where they agree.
+    """How the answers differ, results and what is updated, in a sentence; None where they agree.
 
-    Both run on private copies of the updated inputs, so that nothing of the caller's changes.
+    Both run on private copies of the updated inputs, so that nothing of the caller's changes; what
+    else they update is `held`, and put back.
     """
     answers = []
     for run in (ours, theirs):
         own = clones(inputs, updated)
         with torch.no_grad():
             results = run(*own)
-        answers.append([*pytree.tree_leaves(results), *(own[i] for i in updated)])
+        left = [t.clone() for t in held.tensors]
+        held.put_back()
+        answers.append([*pytree.tree_leaves(results), *(own[i] for i in updated), *left])
     for number, (found, expected) in enumerate(zip(*answers, strict=True)):
         if isinstance(expected, torch.Tensor) and not _alike(found, expected):
             return f"result {number} of {list(expected.shape)} differs from stock TorchInductor's"

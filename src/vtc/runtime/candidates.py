@@ -69,24 +69,33 @@ class Candidates:
         """The plan, unless stock TorchInductor or the DVM is faster on the arguments at hand.
 
         A plan with kernels of ours whose answer differs from stock's is not kept, which is warned
-        of. A plan for memory or bytes is kept whatever its latency, and so is one of a program that
-        updates its own constants, which timing would update too.
+        of. A plan for memory or bytes is kept whatever its latency. One of a program that updates
+        its own constants (the caches of a frozen model) is compared with the DVM alone, which are
+        put back then.
         """
-        private = all(i < len(self.inputs) for i in self.updated)
-        measured = self.settings.objective == "latency" and self.settings.options.verify and private
-        kept = self._compiled(measured)
-        return self._against_rival(kept) if self.rival and measured else kept
+        passed = len(self.inputs)
+        constants = [self.plan.program.constants[i - passed] for i in self.updated if i >= passed]
+        measured = self.settings.objective == "latency" and self.settings.options.verify
+        kept = self._compiled(measured and not constants)
+        if not self.rival or not measured or any(c.is_inference() for c in constants):
+            return kept
+        return self._against_rival(kept, timing.Held(constants))
 
-    def _against_rival(self, kept: Compiled) -> Compiled:
+    def _against_rival(self, kept: Compiled, held: timing.Held) -> Compiled:
         """The DVM's program, if it is faster than what is kept, and says the same."""
         assert self.rival is not None
         self.settings.progress("measuring the DVM's program")
-        found = difference(self.rival.run, kept, self.inputs, self.updated)
-        if found is not None:
-            warnings.warn(errors.DisagreementWarning(found), stacklevel=2)
-            self.notes.append(f"{found}: the DVM's program is not kept")
-            return kept
-        own_us, kept_us = timing.interleaved([self.rival.run, kept], self.inputs, self.updated)
+        updated = [i for i in self.updated if i < len(self.inputs)]
+        try:
+            found = difference(self.rival.run, kept, self.inputs, updated, held)
+            if found is not None:
+                warnings.warn(errors.DisagreementWarning(found), stacklevel=2)
+                self.notes.append(f"{found}: the DVM's program is not kept")
+                return kept
+            calls: list[Compiled] = [self.rival.run, kept]
+            own_us, kept_us = timing.interleaved(calls, self.inputs, updated, held)
+        finally:
+            held.put_back()
         self.rival.note(own_us, kept_us)
         self.notes.append(f"whole graph: the DVM's program {own_us:.1f} us, else {kept_us:.1f} us")
         self.rival_kept = own_us < kept_us

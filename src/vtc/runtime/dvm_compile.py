@@ -26,11 +26,12 @@ from vtc.lowering.dvm import Packing, Plan, lower
 from vtc.lowering.dvm.hints import TooWide, exclude_empty
 from vtc.lowering.settings import Compiled, Settings
 from vtc.program.module import Module
+from vtc.runtime.bound import Bound, can_be_bound
 from vtc.runtime.calls import sharing
 from vtc.runtime.direct import Codes, direct, suits
 from vtc.runtime.dvm import Machine, Program, native_machine
 from vtc.runtime.stock import Unsuitable, refuse_gradients
-from vtc.runtime.watch import guarded, watched
+from vtc.runtime.watch import guarded, watched, weight_names
 from vtc.virtual.record import (
     GraphReport,
     MovementTotals,
@@ -104,7 +105,12 @@ def _tensors(captured: Captured) -> list[torch.Tensor]:
 def checked(run: Program, graph_module: fx.GraphModule, captured: Captured) -> Compiled:
     """The program with what is checked at each call: weights that Dynamo left in the graph keep
     their layout, and arguments do not overlap one that is updated."""
-    watching = watched(run, lambda: run, graph_module, captured, freeze=False)
+    names = weight_names(graph_module)
+    watching: Compiled
+    if names and can_be_bound(run):
+        watching = Bound(run, names)
+    else:
+        watching = watched(run, lambda: run, graph_module, captured, freeze=False)
     return guarded(watching, graph_module.forward, captured, ())
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import operator
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from vtc import errors
@@ -29,6 +31,7 @@ from vtc.runtime.signature import (
     readable,
     source_name,
 )
+from vtc.runtime.unchanged import watch, watch_dicts
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -67,7 +70,7 @@ class Exported:
 
     def current(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Trace:
         """The trace, made again if a frozen weight is another tensor now."""
-        if self.trace.weights_replaced(self.model, args, kwargs):
+        if self.trace.weights.replaced(self.model, args, kwargs):
             self.trace = _trace(self, args, kwargs)
         return self.trace
 
@@ -89,15 +92,8 @@ class _Trace:
 
     function: Callable[..., Any]
     graph: _Graph
-    guards: Any
+    weights: _Identities
     constants: _Constants
-
-    def weights_replaced(
-        self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
-        if self.guards is None:
-            return False
-        return not self.guards.check({"model": model, "args": args, "kwargs": kwargs})
 
     def rebuilt(self, outputs: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function returns where the graph gives `outputs`."""
@@ -107,6 +103,69 @@ class _Trace:
                 return self.function(*args, **kwargs)
         finally:
             self.graph.run = run
+
+
+class _Identities:
+    """Whether frozen weights are the tensors that were traced, and places that held one tensor hold
+    one.
+
+    Dynamo's guards say so; where they all pass through modules alone, they are asked again only
+    after something was assigned in one of these modules.
+    """
+
+    def __init__(self, model: Callable[..., Any], guards: Any, names: Sequence[str]) -> None:
+        """names: the places of the tensors, as Dynamo writes them; guards: on what is there."""
+        self.guards = guards if names else None
+        self.dicts = _dicts_on_the_way(model, names)
+        self.unchanged: Callable[[], bool] = lambda: False
+
+    def replaced(
+        self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        if self.guards is None or self.unchanged():
+            return False
+        dicts = self.dicts
+        unchanged = None if dicts is None else watch_dicts(dicts)  # from here on a change is seen
+        if not self.guards.check({"model": model, "args": args, "kwargs": kwargs}):
+            return True
+        if unchanged is not None:
+            self.unchanged = unchanged
+        return False
+
+
+_STEP = re.compile(r"\._modules\['([^']*)'\]")
+_WEIGHT = re.compile(r"model((?:\._modules\['[^']*'\])*)\.(_parameters|_buffers)\['([^']*)'\]")
+
+
+def _dicts_on_the_way(
+    model: Callable[..., Any], names: Sequence[str]
+) -> list[dict[str, Any]] | None:
+    """The dictionaries in which the weights of these places are looked up; None if one of the
+    places is none of a module's.
+
+    before: model._modules['0']._parameters['weight']
+    after:  the model's `__dict__` and `_modules`, its part's `__dict__` and `_parameters`
+    """
+    found: dict[int, dict[str, Any]] = {}
+
+    def note(*dicts: dict[str, Any]) -> bool:
+        found.update({id(d): d for d in dicts})
+        return all(isinstance(d, dict) for d in dicts)
+
+    for name in names:
+        place = _WEIGHT.fullmatch(name)
+        if place is None:
+            return None
+        module: Any = model
+        for part in _STEP.findall(place[1]):
+            if not isinstance(module, nn.Module) or not note(vars(module), module._modules):
+                return None
+            module = module._modules[part]
+        if not isinstance(module, nn.Module):
+            return None
+        if not note(vars(module), vars(module)[place[2]]):
+            return None
+    return list(found.values())
 
 
 class _Constants:
@@ -131,10 +190,14 @@ class _Constants:
             facts.check(name, value)
 
 
+# Guards of Dynamo's on which tensor there is: a frozen one, and one that is found in two places.
+_IDENTITY = ("ID_MATCH", "DUPLICATE_INPUT")
+
+
 def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Trace:
     """Trace and compile one call of the model, without running it."""
     graphs: list[_Graph] = []
-    kept: list[bool] = []
+    kept: list[str] = []
     constants: dict[str, Any] = {}
 
     def backend(graph_module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> _Graph:
@@ -143,12 +206,15 @@ def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return graphs[-1]
 
     def guards_to_keep(guards: Sequence[Any]) -> list[bool]:
-        kept[:] = [g.guard_type == "ID_MATCH" and isinstance(g.value, torch.Tensor) for g in guards]
+        weights = [g.guard_type in _IDENTITY and isinstance(g.value, torch.Tensor) for g in guards]
+        chosen = itertools.compress(guards, weights)
+        # A guard on two places has the name of one.
+        kept[:] = [g.name if g.guard_type == "ID_MATCH" else "two places" for g in chosen]
         for guard in guards:
             plain = guard.has_value and isinstance(guard.value, CONSTANTS)
             if plain and guard.name.startswith(("args", "kwargs")):
                 constants[guard.name] = guard.value
-        return list(kept)
+        return weights
 
     call = _caller(exported.model)
     traced = torch.compile(
@@ -177,9 +243,8 @@ def _trace(exported: Exported, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         for key, value in call.__globals__.items()
     }
     function = types.FunctionType(entry.code, names, "call", None, call.__closure__)
-    return _Trace(
-        function, graph, entry.guard_manager if any(kept) else None, _Constants(constants)
-    )
+    weights = _Identities(exported.model, entry.guard_manager, kept)
+    return _Trace(function, graph, weights, _Constants(constants))
 
 
 @contextlib.contextmanager
@@ -218,8 +283,7 @@ class _Graph:
                 own = name.startswith("L['model']")
                 facts = i, readable(name), TensorFacts.of(value)
                 (self.weights if own else self.others).append(facts)
-        self.known: list[torch.Tensor] = []
-        self.addresses: list[int] = []
+        self.known: tuple[list[torch.Tensor], Callable[[], bool]] = [], lambda: False
 
     def __call__(self, *inputs: Any) -> Any:
         if not self.traced:
@@ -231,13 +295,14 @@ class _Graph:
         return self.run(*inputs)
 
     def _check_weights(self, inputs: Sequence[Any]) -> None:
-        """A weight that is the same tensor as in the last call, where it was, is not looked at."""
+        """A weight that is the same tensor as in the last call, as it was, is not looked at."""
         tensors = [inputs[i] for i, _, _ in self.weights]
-        addresses = [t.data_ptr() for t in tensors]
-        if addresses != self.addresses or any(map(operator.is_not, tensors, self.known)):
+        known, unchanged = self.known
+        if any(map(operator.is_not, tensors, known)) or not unchanged():
+            unchanged = watch(tensors, [False] * len(tensors))
             for tensor, (_, name, facts) in zip(tensors, self.weights, strict=True):
                 facts.check(name, tensor)
-            self.known, self.addresses = tensors, addresses
+            self.known = tensors, unchanged
 
 
 def _caller(model: Callable[..., Any]) -> types.FunctionType:

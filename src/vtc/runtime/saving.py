@@ -17,8 +17,10 @@ from vtc.errors import SaveError
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
 from vtc.lowering.storage import extent_of
 from vtc.runtime import artifact
+from vtc.runtime.bound import Bound
 from vtc.runtime.calls import OverlapGuard, WeightWatch
-from vtc.runtime.dvm import Program, allocated
+from vtc.runtime.dvm import Program
+from vtc.runtime.dvm_text import allocated
 from vtc.runtime.exported import Exported
 from vtc.runtime.signature import (
     ConstantFacts,
@@ -43,8 +45,8 @@ def save(compiled: Any, path: str | os.PathLike[str]) -> None:
         raise SaveError(name, "only what vtc.export(model, args, engine='dvm') gives can be saved")
     signature = described(compiled.name, compiled.signature)
     program = compiled.current(*example_of(compiled.signature)).graph.run
-    while isinstance(program, OverlapGuard | WeightWatch):
-        program = program.run
+    while isinstance(program, OverlapGuard | WeightWatch | Bound):
+        program = program.program if isinstance(program, Bound) else program.run
     if not isinstance(program, Program):
         raise SaveError(compiled.name, "it does not run on the DVM; export it with engine='dvm'")
     description, parts = _Saver(compiled, program).describe(signature)

@@ -1,6 +1,8 @@
-"""Whether tensors have changed since they were last looked at, in one pass of native code.
+"""Whether tensors, or dictionaries, have changed since they were last looked at, in one pass of
+native code.
 
-A change is seen by a tensor's address and by its version counter. Between two calls of a model its
+A change of a tensor is seen by its address, its layout (shape, strides, dtype) and its version
+counter; one of a dictionary by the version that CPython gives it. Between two calls of a model its
 weights leave the caches, so that looking at each in Python takes longer than many a program.
 """
 
@@ -10,6 +12,7 @@ import ctypes
 import functools
 import operator
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,48 +24,93 @@ from vtc.vm import machine
 
 ADDRESS: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 VERSION: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+LAYOUT = operator.attrgetter("shape", "dtype")
 
-# at::TensorBase::_version() const, and a function of libtorch's stable interface.
-_VERSION, _DATA = "_ZNK2at10TensorBase8_versionEv", "aoti_torch_get_data_ptr"
+# at::TensorBase::_version() const, and functions of libtorch's stable interface, in the order of
+# `TorchFunctions`.
+_NAMES = (
+    "_ZNK2at10TensorBase8_versionEv",
+    *(f"aoti_torch_get_{what}" for what in ("data_ptr", "dim", "sizes", "strides", "dtype")),
+)
 
 
 @functools.cache
-def _functions() -> tuple[int, int] | None:
+def _functions() -> tuple[int, ...] | None:
     """The addresses of libtorch's functions; None where it does not export them."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         machine.native_module()
         library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        found = [ctypes.cast(getattr(library, n), ctypes.c_void_p).value for n in (_VERSION, _DATA)]
+        found = [ctypes.cast(getattr(library, n), ctypes.c_void_p).value for n in _NAMES]
     except (OSError, AttributeError, EngineUnavailableError):
         return None
-    version, data = found
-    return (version, data) if version and data else None
+    known = tuple(address for address in found if address)
+    return known if len(known) == len(_NAMES) else None
 
 
 def watch(tensors: Sequence[torch.Tensor], counted: Sequence[bool]) -> Callable[[], bool]:
-    """A function that tells if every tensor is where it was, and at the version that it had where
-    that is `counted`. Versions of inference tensors cannot be counted: RuntimeError.
+    """A function that tells if every tensor is where it was, laid out as it was, and at the version
+    that it had where that is `counted`. Versions of inference tensors cannot be counted:
+    RuntimeError.
     """
     kept = tuple(tensors)
     functions = _functions()
     if functions is not None:
+        storages = list(map(_storage, kept))
         implementations = [t._cdata for t in kept]
-        native = machine.native_module().TensorWatch(*functions, implementations, list(counted))
+        native = machine.native_module().TensorWatch(
+            functions, implementations, storages, list(counted)
+        )
         return _Native(native, kept)
     versions = [t for t, own in zip(kept, counted, strict=True) if own]
 
-    def state() -> list[int]:
-        return [*map(ADDRESS, kept), *map(VERSION, versions)]
+    def state() -> list[Any]:
+        strides = [t.stride() for t in kept]
+        return [*map(ADDRESS, kept), *map(LAYOUT, kept), *strides, *map(VERSION, versions)]
 
     before = state()
     return lambda: state() == before
 
 
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # a tensor without one
+        return 0
+
+
 class _Native:
-    """A native watch, with the tensors that it looks at."""
+    """A native watch, with the tensors that it looks at.
+
+    PyTorch exchanges the insides of no tensor that has a weak reference.
+    """
 
     def __init__(self, native: Any, kept: tuple[torch.Tensor, ...]) -> None:
+        self.native, self.kept = native, kept
+        self.references = tuple(map(weakref.ref, kept))
+        self.unchanged = native.unchanged
+
+    def __call__(self) -> bool:
+        return self.unchanged()
+
+
+def watch_dicts(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
+    """A function that tells if nothing was put into the dictionaries, replaced in them or taken
+    out. It may say that something was when nothing was, and always does where this release of
+    Python does not count changes, or the native module is not built."""
+    try:
+        native = machine.native_module()
+    except EngineUnavailableError:
+        return lambda: False
+    if not native.dicts_are_counted():
+        return lambda: False
+    return _NativeDicts(native.DictWatch(list(dicts)), tuple(dicts))
+
+
+class _NativeDicts:
+    """A native watch, with the dictionaries that it looks at."""
+
+    def __init__(self, native: Any, kept: tuple[dict[Any, Any], ...]) -> None:
         self.native, self.kept = native, kept
         self.unchanged = native.unchanged
 

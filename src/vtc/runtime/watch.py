@@ -21,14 +21,20 @@ def watched(
 ) -> Compiled:
     """`run`, compiled again when a weight that it holds has changed."""
     first = len(program.inputs) - len(program.constants)
-    attributes = dict.fromkeys(n.target for n in graph_module.graph.find_nodes(op="get_attr"))
-    if not attributes:  # the constants, if any, are literals of the model's code
+    names = weight_names(graph_module)
+    if not names:  # the constants, if any, are literals of the model's code
         return run
-    sources = getattr(graph_module, "_param_name_to_source", None) or {}
-    names = [readable(source_name(sources.get(a))) or str(a) for a in attributes]
     updated = {i - first for i, _ in program.updates}
     folded = [k for k in range(len(names)) if freeze and k not in updated]
     return WeightWatch(run, again, names, program.constants[: len(names)], folded)
+
+
+def weight_names(graph_module: fx.GraphModule) -> list[str]:
+    """The names of the weights that are attributes of the graph, as a user knows them: these are
+    the first constants of its program."""
+    attributes = dict.fromkeys(n.target for n in graph_module.graph.find_nodes(op="get_attr"))
+    sources = getattr(graph_module, "_param_name_to_source", None) or {}
+    return [readable(source_name(sources.get(a))) or str(a) for a in attributes]
 
 
 def guarded(run: Compiled, eager: Compiled, program: Program, weights: Sequence[int]) -> Compiled:

@@ -146,11 +146,32 @@ class Encoded:
         if fault:
             raise index_error(self._module, fault)
 
+    def bind(self, pointers: Sequence[int], open: Sequence[int]) -> Bound:
+        """The program on these buffers, but for the `open` ones, whose addresses a run brings.
+
+        pointers: as for `run`; those of open buffers are not looked at. Raises ValueError.
+        """
+        return Bound(self._program.bind(pointers, open), self._module)
+
     def timed(self, pointers: Sequence[int], params: Sequence[float] = ()) -> dict[str, int]:
         """Runs the program, and gives the nanoseconds that one thread spent on each kernel."""
         names = [kernel.name for kernel in self._module.kernels()]
         times = self._program.timed(pointers, params, get_num_threads())
         return dict(zip(names, times, strict=True))
+
+
+class Bound:
+    """A program most of whose buffers stay where they are."""
+
+    def __init__(self, program: _native.BoundProgram, module: Module) -> None:
+        self._run = program.run
+        self._module = module
+
+    def __call__(self, pointers: Sequence[int]) -> None:
+        """As `Encoded.run`, on the addresses of the open buffers."""
+        fault = self._run(pointers, get_num_threads())
+        if fault:
+            raise index_error(self._module, fault)
 
 
 def index_error(module: Module, fault: int) -> IndexError:

@@ -19,6 +19,7 @@
 #include "table.h"
 #include "validate.h"
 #include "watch.h"
+#include "watch_dicts.h"
 
 namespace nb = nanobind;
 
@@ -60,6 +61,86 @@ uint64_t run(const Program& program, const std::vector<uintptr_t>& pointers,
     vtc::want_huge_pages(reinterpret_cast<void*>(pointers[b]),
                          program.extents[b] * vtc::kItemsize[view.type(b)]);
   return vtc::run_program(program.words, pointers.data(), params.data(), threads);
+}
+
+// A program most of whose buffers stay where they are from run to run.
+class BoundProgram {
+ public:
+  BoundProgram(const Program& program, std::vector<uintptr_t> pointers, std::vector<int> open)
+      : words_(program.words), pointers_(std::move(pointers)), open_(std::move(open)) {
+    vtc::ProgramView view = view_of(program);
+    std::vector<uintptr_t> filled(pointers_);
+    for (int b : open_) {
+      if (b < 0 || b >= static_cast<int>(filled.size())) throw nb::value_error("bind() got no buffer");
+      filled[b] = 1;
+    }
+    check(program, filled, {});
+    for (int b : open_) needed_.push_back(!view.in_arena(b) && view.extent(b) > 0);
+    for (int b : program.fresh)
+      fresh_.push_back({b, program.extents[b] * vtc::kItemsize[view.type(b)]});
+  }
+
+  // pointers: of the open buffers.
+  uint64_t run(const std::vector<uintptr_t>& pointers, int threads) const {
+    if (pointers.size() != open_.size()) throw nb::value_error("run() needs one pointer a buffer");
+    std::vector<uintptr_t> at(pointers_);
+    for (size_t i = 0; i < open_.size(); ++i) {
+      if (needed_[i] && !pointers[i])
+        throw nb::value_error("run() got no pointer for a buffer of the caller's");
+      at[open_[i]] = pointers[i];
+    }
+    nb::gil_scoped_release release;
+    for (const Fresh& f : fresh_) vtc::want_huge_pages(reinterpret_cast<void*>(at[f.buffer]), f.bytes);
+    return vtc::run_program(words_, at.data(), nullptr, threads);
+  }
+
+ private:
+  struct Fresh {
+    int buffer;
+    int64_t bytes;
+  };
+
+  vtc::Words words_;
+  std::vector<uintptr_t> pointers_;
+  std::vector<int> open_;
+  std::vector<bool> needed_;
+  std::vector<Fresh> fresh_;
+};
+
+std::unique_ptr<BoundProgram> bind(const Program& program, std::vector<uintptr_t> pointers,
+                                   std::vector<int> open) {
+  return std::make_unique<BoundProgram>(program, std::move(pointers), std::move(open));
+}
+
+// functions: addresses in the order of TorchFunctions. tensors, storages: of TensorImpls and of their
+// StorageImpls.
+void watch_tensors(vtc::TensorWatch* self, const std::vector<uintptr_t>& functions,
+                   const std::vector<uintptr_t>& tensors, const std::vector<uintptr_t>& storages,
+                   const std::vector<bool>& counted) {
+  if (functions.size() != 6 || storages.size() != tensors.size() ||
+      counted.size() != tensors.size())
+    throw nb::value_error("a watch needs six functions, and as much of each tensor");
+  vtc::TorchFunctions torch{
+      reinterpret_cast<decltype(vtc::TorchFunctions::version)>(functions[0]),
+      reinterpret_cast<decltype(vtc::TorchFunctions::data)>(functions[1]),
+      reinterpret_cast<decltype(vtc::TorchFunctions::dims)>(functions[2]),
+      reinterpret_cast<decltype(vtc::TorchFunctions::sizes)>(functions[3]),
+      reinterpret_cast<decltype(vtc::TorchFunctions::strides)>(functions[4]),
+      reinterpret_cast<decltype(vtc::TorchFunctions::dtype)>(functions[5])};
+  std::vector<vtc::WatchedTensor> watched;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    watched.push_back({reinterpret_cast<const void*>(tensors[i]),
+                       reinterpret_cast<const void*>(storages[i]), counted[i]});
+  new (self) vtc::TensorWatch(torch, watched);
+}
+
+void watch_dicts(vtc::DictWatch* self, nb::list dicts) {
+  std::vector<PyObject*> watched;
+  for (nb::handle dict : dicts) {
+    if (!PyDict_Check(dict.ptr())) throw nb::type_error("only dictionaries have versions");
+    watched.push_back(dict.ptr());
+  }
+  new (self) vtc::DictWatch(watched);
 }
 
 std::vector<int64_t> timed(const Program& program, const std::vector<uintptr_t>& pointers,
@@ -144,7 +225,10 @@ NB_MODULE(_native, m) {
       .def("launch", &launch, nb::arg("interpreter"), nb::arg("pointers"), nb::arg("params"),
            nb::arg("arena"), nb::arg("stream"))
       .def("run", &run, nb::arg("pointers"), nb::arg("params"), nb::arg("threads"))
+      .def("bind", &bind, nb::arg("pointers"), nb::arg("open"))
       .def("timed", &timed, nb::arg("pointers"), nb::arg("params"), nb::arg("threads"));
+  nb::class_<BoundProgram>(m, "BoundProgram")
+      .def("run", &BoundProgram::run, nb::arg("pointers"), nb::arg("threads"));
   nb::class_<vtc::Encoder>(m, "Encoder")
       .def("__init__",
            [](vtc::Encoder* self, const std::vector<int64_t>& image) {
@@ -165,17 +249,13 @@ NB_MODULE(_native, m) {
           nb::arg("cubin"), nb::arg("processors"), nb::arg("fault"))
       .def("take_fault", &vtc::DeviceInterpreter::take_fault);
   nb::class_<vtc::TensorWatch>(m, "TensorWatch")
-      .def(
-          "__init__",
-          [](vtc::TensorWatch* self, uintptr_t version, uintptr_t data,
-             const std::vector<uintptr_t>& tensors, const std::vector<bool>& counted) {
-            vtc::TorchFunctions torch{
-                reinterpret_cast<decltype(vtc::TorchFunctions::version)>(version),
-                reinterpret_cast<decltype(vtc::TorchFunctions::data)>(data)};
-            new (self) vtc::TensorWatch(torch, tensors, counted);
-          },
-          nb::arg("version"), nb::arg("data"), nb::arg("tensors"), nb::arg("counted"))
+      .def("__init__", &watch_tensors, nb::arg("functions"), nb::arg("tensors"),
+           nb::arg("storages"), nb::arg("counted"))
       .def("unchanged", &vtc::TensorWatch::unchanged);
+  nb::class_<vtc::DictWatch>(m, "DictWatch")
+      .def("__init__", &watch_dicts, nb::arg("dicts"))
+      .def("unchanged", &vtc::DictWatch::unchanged);
+  m.def("dicts_are_counted", &vtc::DictWatch::counted);
   m.def("helpers_started", &vtc::helpers_started);
   m.def("take_workspace_peak", &vtc::take_workspace_peak);
   m.def("panel_width", [] { return vtc::table().gemm.panel; });

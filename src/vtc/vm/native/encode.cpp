@@ -12,7 +12,9 @@
 namespace vtc {
 namespace {
 
-constexpr int64_t kParallelCost = 20000;  // cycles from where waking threads pays
+// Cycles from where help pays: a sleeping thread takes 20 to 30 us to come, and holds up the end of a
+// shorter program.
+constexpr int64_t kParallelCost = 200000;
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 

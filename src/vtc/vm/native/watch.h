@@ -1,4 +1,4 @@
-// Whether tensors of PyTorch's have changed since they were looked at.
+// Whether tensors of PyTorch's, or dictionaries, have changed since they were looked at.
 #pragma once
 
 #include <cstdint>
@@ -7,33 +7,47 @@
 namespace vtc {
 
 // Functions that libtorch exports, on a pointer to a tensor: that is, to the address of its
-// TensorImpl. `version` is at::TensorBase::_version, which throws for a tensor that counts none;
-// `data` aoti_torch_get_data_ptr, which gives 0 where it succeeds.
+// TensorImpl. `version` is at::TensorBase::_version, which throws for a tensor that counts none; the
+// others are of the stable interface (aoti_torch_get_...), and give 0 where they succeed.
 struct TorchFunctions {
   int64_t (*version)(const void* const*);
   int32_t (*data)(const void* const*, void**);
+  int32_t (*dims)(const void* const*, int64_t*);
+  int32_t (*sizes)(const void* const*, int64_t**);
+  int32_t (*strides)(const void* const*, int64_t**);
+  int32_t (*dtype)(const void* const*, int32_t*);
 };
 
-// The addresses and versions of tensors, which the caller keeps alive.
+// What is known of a tensor to be watched.
+struct WatchedTensor {
+  const void* tensor;   // its TensorImpl
+  const void* storage;  // its StorageImpl, which is only fetched ahead
+  bool counted;         // does its version matter?
+};
+
+// The addresses, layouts, dtypes and versions of tensors, which the caller keeps alive.
 class TensorWatch {
  public:
-  // tensors: addresses of TensorImpls. counted: for each, whether its version matters. Throws what
-  // the functions throw.
-  TensorWatch(TorchFunctions torch, const std::vector<uintptr_t>& tensors,
-              const std::vector<bool>& counted);
+  // Throws what the functions throw.
+  TensorWatch(TorchFunctions torch, const std::vector<WatchedTensor>& tensors);
 
-  // Has every tensor the address and the version that it had?
+  // Has every tensor what it had?
   bool unchanged() const;
 
  private:
   struct State {
     const void* tensor;
+    const void* storage;
     void* data;
     int64_t version;  // -1 where it does not matter
+    int32_t dtype, dims;
   };
+
+  bool same(const State& s, const int64_t* layout) const;
 
   TorchFunctions torch_;
   std::vector<State> states_;
+  std::vector<int64_t> layouts_;  // of each tensor in turn, its sizes and strides
 };
 
 }  // namespace vtc
