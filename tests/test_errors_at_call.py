@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ def test_what_inductor_cannot_compile_runs_eagerly_from_the_values_before(
         break_late(monkeypatch, module, inputs=1)
     else:
         break_inductor(monkeypatch, times=99, module=module)
-    with pytest.warns(vtc.errors.FallbackWarning, match="runs as eager PyTorch") as given:
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
         if whole:
             run = stock.compile_stock(graph, [ours, x, w])
         else:
@@ -121,7 +123,8 @@ def test_what_inductor_cannot_compile_runs_eagerly_from_the_values_before(
             got = run(ours, x, w)
             torch.testing.assert_close(got, updating(theirs, x, w))
             torch.testing.assert_close(ours, theirs)
-    assert len(given) == 1
+    (warning,) = [w for w in given if w.category is vtc.errors.FallbackWarning]
+    assert "runs as eager PyTorch" in str(warning.message)
 
 
 @torch.no_grad()
@@ -132,7 +135,8 @@ def test_every_region_that_fails_at_its_first_call_is_warned_of_once(
     break_late(monkeypatch, implement, inputs=0)
     x, w = args()
     call = compiled(fn)
-    with pytest.warns(vtc.errors.FallbackWarning, match="Late: PTXASError: no such") as given:
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
         torch.testing.assert_close(call(x, w), fn(x, w))
         torch.testing.assert_close(call(x + 1, w), fn(x + 1, w))
     said = [str(w.message) for w in given if w.category is vtc.errors.FallbackWarning]
@@ -243,5 +247,6 @@ def test_out_of_memory_while_profiling(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.warns(vtc.errors.VtcWarning, match="out of memory on cuda:0") as given:
         got = profiled(tmp_path)(x, w)
     torch.testing.assert_close(got, fn(x, w))
-    assert len(given) == 1
+    (warning,) = [w for w in given if w.category is vtc.errors.FallbackWarning]
+    assert "runs as eager PyTorch" in str(warning.message)
     assert not list(tmp_path.rglob("*.json"))

@@ -27,8 +27,8 @@ def or_eager(
     """What `compile_()` gives, or the graph as eager PyTorch, warned of once by its first operator.
 
     Inductor compiles some kernels when they are first called: the first call falls back too, with
-    the arguments numbered in `updated`, which it may have written by then, as they were. Where it is
-    None these are all that are no parameters.
+    the arguments numbered in `updated`, which it may have written by then, as they were. Where it
+    is None these are all that are no parameters.
     Out of memory, and what Dynamo raises to trace again, are raised.
     """
     eager = _as_it_is(graph_module)
@@ -91,7 +91,7 @@ def _falls_back(error: Exception) -> bool:
 
 
 def _as_it_is(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """The graph as it is now, over the same tensors: Inductor's passes change what they are given."""
+    """The graph as it is now, over the same tensors: Inductor's passes change their argument."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))
     return fx.GraphModule(graph_module, graph)
