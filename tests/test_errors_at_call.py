@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor
 import vtc
 import vtc.compiler
 from compiling import compiled, one_fallback, quick_and_strict
-from vtc.lowering import implement, profile
+from vtc.lowering import guarded, implement, profile
+from vtc.runtime import stock
 
 pytestmark = quick_and_strict
 
@@ -33,9 +35,11 @@ def args() -> tuple[Tensor, Tensor]:
 # A region that Inductor does not compile.
 
 
-def break_inductor(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
+def break_inductor(
+    monkeypatch: pytest.MonkeyPatch, times: int = 1, module: Any = implement
+) -> None:
     """The first `times` steps that are compiled raise."""
-    compile_fx, calls = implement.compile_fx, []
+    compile_fx, calls = module.compile_fx, []
 
     def broken(*arguments: Any, **kwargs: Any) -> Any:
         calls.append(arguments)
@@ -43,7 +47,7 @@ def break_inductor(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
             raise RuntimeError("no kernel for this\nmore lines")
         return compile_fx(*arguments, **kwargs)
 
-    monkeypatch.setattr(implement, "compile_fx", broken)
+    monkeypatch.setattr(module, "compile_fx", broken)
 
 
 @torch.no_grad()
@@ -70,6 +74,87 @@ def test_an_eager_region_updates_its_inputs_once(monkeypatch: pytest.MonkeyPatch
         got = call(ours, x, w)
     torch.testing.assert_close(got, updating(theirs, x, w))
     torch.testing.assert_close(ours, theirs)
+
+
+class Late(torch._inductor.exc.InductorError):
+    """What a kernel raises that is compiled when it is first called."""
+
+    def __init__(self) -> None:
+        RuntimeError.__init__(self, "PTXASError: no such instruction")
+        self.inner_exception = RuntimeError("no such instruction")
+
+
+def break_late(monkeypatch: pytest.MonkeyPatch, module: Any, inputs: int) -> None:
+    """What `module` compiles raises when it is called, after it has written its inputs."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            for value in arguments[:inputs]:
+                value.fill_(77)
+            raise Late
+
+        return call
+
+    monkeypatch.setattr(module, "compile_fx", broken)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_inductor_cannot_compile_runs_eagerly_from_the_values_before(
+    monkeypatch: pytest.MonkeyPatch, whole: bool, late: bool
+) -> None:
+    graph = torch.fx.symbolic_trace(updating)
+    x, w = args()
+    ours, theirs = torch.randn(8, 4)[1:7], torch.zeros(6, 4)
+    theirs.copy_(ours)
+    module = stock if whole else implement
+    if late:
+        break_late(monkeypatch, module, inputs=1)
+    else:
+        break_inductor(monkeypatch, times=99, module=module)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        if whole:
+            run = stock.compile_stock(graph, [ours, x, w])
+        else:
+            run = guarded.or_eager(lambda: implement.compile_fx(graph, [ours, x, w]), graph, [0])
+        for _ in range(2):
+            got = run(ours, x, w)
+            torch.testing.assert_close(got, updating(theirs, x, w))
+            torch.testing.assert_close(ours, theirs)
+    (warning,) = [w for w in given if w.category is vtc.errors.FallbackWarning]
+    assert "runs as eager PyTorch" in str(warning.message)
+
+
+@torch.no_grad()
+def test_every_region_that_fails_at_its_first_call_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    break_late(monkeypatch, stock, inputs=0)
+    break_late(monkeypatch, implement, inputs=0)
+    x, w = args()
+    call = compiled(fn)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(call(x, w), fn(x, w))
+        torch.testing.assert_close(call(x + 1, w), fn(x + 1, w))
+    said = [str(w.message) for w in given if w.category is vtc.errors.FallbackWarning]
+    assert len(said) == len(set(said)) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), IndexError("too large")])
+def test_errors_of_the_program_itself_are_raised(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise error
+
+    graph = torch.fx.symbolic_trace(fn)
+    run = guarded.or_eager(lambda: failing, graph, [])
+    with pytest.raises(type(error)):
+        run(*args())
 
 
 @torch.no_grad()
@@ -162,5 +247,6 @@ def test_out_of_memory_while_profiling(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.warns(vtc.errors.VtcWarning, match="out of memory on cuda:0") as given:
         got = profiled(tmp_path)(x, w)
     torch.testing.assert_close(got, fn(x, w))
-    assert len(given) == 1
+    (warning,) = [w for w in given if w.category is vtc.errors.FallbackWarning]
+    assert "runs as eager PyTorch" in str(warning.message)
     assert not list(tmp_path.rglob("*.json"))

@@ -35,6 +35,13 @@ def test_random_graphs_are_right(engine: str) -> None:
     assert bool(outcome.symbolic) == (engine == "dvm")
 
 
+@pytest.mark.parametrize("seed", [2279, 2322, 8212, 9249, 10020, 17802, 20142, 24024, 26430])
+def test_seeds_that_went_wrong_are_right(seed: int) -> None:
+    """Views of one value returned, steps that wait for each other, an index of no elements, a view
+    in the same dtype, a map that cannot be decided."""
+    assert run_seeds(Task("plan", "cpu"), range(seed, seed + 1)).findings == []
+
+
 def test_a_program_is_called_with_the_sizes_that_its_guards_hold_for() -> None:
     """Sizes of 2 and 3 go together; that x has as many rows as y holds of the first call alone."""
     texts = ("torch.randn(2, 4)", "torch.randn(3, 4)", "torch.randn(3, 4)")

@@ -148,6 +148,12 @@ def _(draw):
     return (some(draw, 0),)
 
 
+@arguments_of(aten.view.dtype)
+def _(draw):
+    x = some(draw, 0)
+    return x, x.dtype
+
+
 @arguments_of(aten._to_copy.default)
 def _(draw):
     return (some(draw, 0),), {"dtype": torch.float32}

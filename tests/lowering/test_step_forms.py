@@ -18,6 +18,7 @@ from lowering.harness import Captured, capture_function
 from vtc.lowering.check import check
 from vtc.lowering.implement import implement
 from vtc.lowering.schedule import Schedule, Step
+from vtc.runtime.executable import Executable
 from vtc.virtual.vtog import Edge
 
 
@@ -170,3 +171,26 @@ def operand(place: Any, args: tuple[Any, ...], base: Tensor) -> Tensor:
     if place.view is None:
         return whole
     return whole.as_strided(place.view.shape, place.view.stride, place.view.offset)
+
+
+def both_views(a: Tensor) -> tuple[Tensor, ...]:
+    """Views of what is computed behind a stored tensor, whose strides are that tensor's."""
+    v = a.relu()
+    w = torch.stack([v, v], 3)
+    u = v.select_scatter(v[:, 0] + 1, 1, 0)
+    return w, u[None], u[1:], u.view(2, -1), u.chunk(2)[0]
+
+
+def test_outputs_that_share_memory_do_so_whatever_strides_a_step_reads() -> None:
+    case, schedule = planned(
+        both_views, (randn(2, 3, 7),), lambda e: stored(e) and (e.tensor, e.source) == ("relu", 0)
+    )
+    steps = [(s.graph.forward, s) for s in schedule.steps]
+    value = randn(2, 3, 7)
+    run = Executable(schedule, steps, 1, case.program.constants)
+    _, *ours = run(value)
+    _, *theirs = both_views(value)
+    for got, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        assert got.stride() == expected.stride()
+    assert len({t.untyped_storage().data_ptr() for t in ours}) == 1

@@ -182,6 +182,7 @@ ENTRIES = (
             aten.type_as.default: _type_as,
             aten.contiguous.default: _contiguous,
             aten.alias.default: _aliased,
+            aten.view.dtype: _aliased,  # to its own dtype; `movement_of` refuses others
             aten.detach.default: _aliased,
             aten.lift_fresh.default: _aliased,
             aten.alias_copy.default: _copied,

@@ -13,6 +13,7 @@ from vtc.graph.movement import is_registered
 from vtc.graph.program import Program, returned_tensors, value_of
 from vtc.graph.regions import Grouping, Region
 from vtc.index.map import Fill, IndexMap
+from vtc.index.sizes import NotRepresentable
 from vtc.kernels import libraries
 from vtc.kernels.operators import Kind, kind
 from vtc.virtual.plan import Default, PlanMovement, PlanTensor, storage_stride
@@ -155,7 +156,10 @@ class InductorEngine:
             bound = self.program.movements[node]
             if bound.movement.load is None or len(bound.sources) != 1:
                 break
-            total = total.compose({0: bound.movement.load})
+            try:
+                total = total.compose({0: bound.movement.load})
+            except NotRepresentable:
+                break
             node = bound.sources[0]
             if libraries.accepts_load(user, position, total, value_of(node)):
                 found = node, total

@@ -22,17 +22,6 @@ from vtc.lowering.schedule import Operand, View
 from vtc.lowering.written import writable, write_out
 
 aten = torch.ops.aten
-_VIEWS = {
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.permute.default,
-    aten.transpose.int,
-    aten.expand.default,
-    aten.as_strided.default,
-    aten.diagonal.default,
-    aten.unfold.default,
-    operator.getitem,
-}
 # Operators that go by the strides of an operand as by its values.
 _BY_STORAGE = (
     aten.as_strided.default,
@@ -242,14 +231,32 @@ def _keep_strides(module: fx.GraphModule, results: Sequence[fx.Node]) -> None:
         found = found or _values(module)
         made = end.args[0][k]
         own = value_of(results[k])
-        while made.target in _VIEWS and "origin" in made.all_input_nodes[0].meta:
-            made = made.all_input_nodes[0]
+        while _is_view(made):
+            made = made.args[0]
             own = value_of(made.meta["origin"])
         if not isinstance(own, torch.Tensor) or alike(found[made], own):
             continue
-        if made.target not in _VIEWS:
-            _restride(made, found[made], own.stride())
-            found = {}  # views of it have other strides now
+        _restride(made, found[made], own.stride())
+        found = {}  # views of it have other strides now
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Is it, in eager PyTorch, a view of what the step makes before it?
+
+    Where the step has other strides it may be a copy yet, as a reshape is, and becomes a view when
+    that has its own.
+    """
+    origin, source = node.meta.get("origin"), node.args[0] if node.args else None
+    if origin is None or not isinstance(source, fx.Node) or "origin" not in source.meta:
+        return False
+    if node.target is operator.getitem and isinstance(value_of(origin.args[0]), list | tuple):
+        return _is_view(source)  # a part of a split
+    value = value_of(origin)
+    value = value[0] if isinstance(value, list | tuple) and value else value
+    viewed = value_of(source.meta["origin"])
+    if not isinstance(value, torch.Tensor) or not isinstance(viewed, torch.Tensor):
+        return False
+    return bool(value.untyped_storage()._cdata == viewed.untyped_storage()._cdata)
 
 
 def _keep_storages(module: fx.GraphModule) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -13,10 +12,9 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 
-from vtc import errors
 from vtc.graph.program import Program, value_of
+from vtc.lowering.guarded import or_eager
 from vtc.lowering.in_place import in_place
-from vtc.lowering.record import place
 from vtc.lowering.schedule import Operand, Step, signature
 
 Implementation = Callable[..., Any]
@@ -46,15 +44,9 @@ def implement(
     if step.implementation == "library":
         return library_call(step), step
     examples = [value_of(n) for n in step.graph.graph.nodes if n.op == "placeholder"]
-    try:
-        return inductor(step.graph, examples, freeze=freeze), step
-    except Exception as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
-        what, where = culprit(step.graph)
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        warnings.warn(errors.FallbackWarning(what, reason, where=where), stacklevel=2)
-        return step.graph.forward, step
+    return or_eager(
+        lambda: inductor(step.graph, examples, freeze=freeze), step.graph, step.stores
+    ), step
 
 
 def implemented(
@@ -155,11 +147,3 @@ def frozen(step: Step, program: Program) -> Step:
     return Step(
         step.name, step.implementation, module, tuple(kept), stores, step.results, step.regions
     )
-
-
-def culprit(graph_module: fx.GraphModule) -> tuple[str, str | None]:
-    """Name and place of the first operator of a graph."""
-    for node in graph_module.graph.nodes:
-        if node.op == "call_function":
-            return str(node.target), place(node)
-    return "an empty graph", None

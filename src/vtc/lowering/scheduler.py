@@ -33,7 +33,8 @@ from vtc.virtual.plan import COPY_BACK
 def schedule(homes: Homes, orders: Iterable[tuple[str, str]] = ()) -> Schedule:
     """The Schedule of `homes`; `orders` are pairs of steps (before, after) beyond data flow.
 
-    Raises PlanCheckError when no order exists, which a legal strategy excludes.
+    Raises Unschedulable when no order of stages exists: legality goes by the elements that a step
+    reads, while a step waits for all of its operands.
     """
     return _Scheduler(homes, tuple(orders)).build()
 
@@ -67,6 +68,8 @@ class _Scheduler:
             self._apply_orders()
             if before == (self.stage, self.floor):
                 return
+        if self.homes.chosen:
+            raise Unschedulable("the steps of the schedule wait for each other")
         raise errors.PlanCheckError("(iv)", "the steps of the schedule wait for each other")
 
     def _region_stage(self, region: Region) -> int:

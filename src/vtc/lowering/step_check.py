@@ -142,6 +142,8 @@ class StepRun:
         reference = self.reference
 
         def index(value: Any, table: fx.Node) -> None:
+            if value_of(origin).numel() == 0:
+                return  # no element depends on it
             self._same(value, reference.values[table], f"{node.name} reads {table.name}, which")
 
         args, kwargs = arguments(node, bound, self.values.__getitem__, reference.indices, index)

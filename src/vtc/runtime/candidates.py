@@ -144,7 +144,9 @@ class Candidates:
         if not self.stock_kept:
             return self._planned()
         freeze = self.settings.options.freeze
-        return self._replayed(compile_stock_again(self.graph_module, self.fakes, freeze=freeze))
+        return self._replayed(
+            compile_stock_again(self.graph_module, self.fakes, freeze=freeze, updated=self._passed)
+        )
 
     def kept_plan(self) -> tuple[Choice, Schedule]:
         """The choice that describes what runs: the empty one where stock TorchInductor does."""
@@ -182,7 +184,16 @@ class Candidates:
 
     def _stock(self) -> Compiled:
         freeze = self.settings.options.freeze
-        return self._replayed(compile_stock(self.graph_module, self.compile_inputs, freeze=freeze))
+        return self._replayed(
+            compile_stock(
+                self.graph_module, self.compile_inputs, freeze=freeze, updated=self._passed
+            )
+        )
+
+    @property
+    def _passed(self) -> list[int]:
+        """The numbers of the arguments that the graph updates."""
+        return [i for i in self.updated if i < len(self.inputs)]
 
     def _replayed(self, run: Compiled) -> Compiled:
         """On CUDA, `run` as one CUDA graph."""
@@ -191,4 +202,4 @@ class Candidates:
             return run
         passed = len(self.inputs)
         weights = [i for i in self.plan.weights if i < passed]
-        return CudaGraphs(run, weights, [i for i in self.updated if i < passed])
+        return CudaGraphs(run, weights, self._passed)

@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensor
 from vtc import errors
 from vtc.graph.capture import capture
 from vtc.graph.program import Program, value_of
+from vtc.lowering.guarded import or_eager
 from vtc.lowering.settings import Compiled
 from vtc.runtime.calls import apart, overlapping, sharing
 
@@ -30,21 +31,30 @@ class Unsuitable(Exception):  # noqa: N818 - a finding about a graph, not an err
 
 
 def compile_stock(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], *, freeze: bool = False
+    graph_module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    freeze: bool = False,
+    updated: Sequence[int] | None = None,
 ) -> Compiled:
     """What `torch.compile` does with the graph, in the trace that Dynamo has going; but random
-    numbers are those of eager PyTorch."""
-    with torch._inductor.config.patch(freezing=freeze, fallback_random=True):
-        compiled: Compiled = compile_fx(graph_module, list(inputs))
-    return compiled
+    numbers are those of eager PyTorch, which also runs what Inductor cannot compile. `updated` are
+    the numbers of the inputs that the graph updates, if they are known."""
+
+    def compiled() -> Compiled:
+        with torch._inductor.config.patch(freezing=freeze, fallback_random=True):
+            made: Compiled = compile_fx(graph_module, list(inputs))
+        return made
+
+    return or_eager(compiled, graph_module, updated)
 
 
 def compile_stock_again(
-    graph_module: fx.GraphModule, fakes: Sequence[Any], *, freeze: bool
+    graph_module: fx.GraphModule, fakes: Sequence[Any], *, freeze: bool, updated: Sequence[int]
 ) -> Compiled:
     """The same after Dynamo's trace is over, for fake inputs."""
     with torch.no_grad(), tracing(TracingContext(detect_fake_mode(list(fakes)))):
-        return compile_stock(graph_module, fakes, freeze=freeze)
+        return compile_stock(graph_module, fakes, freeze=freeze, updated=updated)
 
 
 def fall_back(
