@@ -4,9 +4,11 @@ generated programs; and what NVRTC makes of it."""
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
+from program.generate import generate
 from vm import conformance, cuda_on_cpu
 from vtc.errors import EngineUnavailableError
 from vtc.vm import device
@@ -48,6 +50,44 @@ def test_generated_programs_mean_the_same_on_the_device(on_device, first):
     assert outcome.mismatches == []
     assert set(outcome.refused) <= REFUSALS, Counter(outcome.refused)
     assert outcome.elements > 0
+
+
+def test_a_program_too_long_for_a_launch_is_read_from_memory(on_device, monkeypatch):
+    monkeypatch.setattr(cuda_on_cpu, "LAUNCH_WORDS", 0)
+    outcome = on_device(range(100, 106))
+    assert outcome.mismatches == []
+    assert outcome.elements > 0
+
+
+def test_a_launch_runs_nothing_where_its_slot_is_empty():
+    words = np.zeros(16, np.uint64)
+    cuda_on_cpu.launch(None, words, 0, grid=2, shared_bytes=1 << 10)
+    assert not words.any()
+
+
+def test_slots_hold_the_kernels_of_a_program_and_refuse_what_does_not_fit():
+    case = next(c for s in range(100) if launched(c := generate(s, False)))
+    program = cuda_on_cpu.Machine(case.module).encode(list(case.sizes.values())).program
+    pointers = [64 * (n + 1) for n in range(len(case.module.buffers))]
+    longest = max(len(words) for words, *_ in program.launches)
+    count = len(program.launches)
+    given = (pointers, case.params, 64, 128)
+    slots = program.slots(*given, count + 1, longest + 2).reshape(count + 1, -1)
+    assert [int(s[0]) for s in slots] == [*(len(words) for words, *_ in program.launches), 0]
+    assert all(slots[:count, 2] == 128)
+    with pytest.raises(ValueError, match="too many kernels"):
+        program.slots(*given, count - 1, longest + 2)
+    with pytest.raises(ValueError, match="too long"):
+        program.slots(*given, count, longest + 1)
+
+
+def launched(case):
+    """Has the device kernels for a case?"""
+    try:
+        encoded = cuda_on_cpu.Machine(case.module).encode(list(case.sizes.values()))
+    except NotImplementedError:
+        return False
+    return bool(encoded.launches)
 
 
 @pytest.mark.slow

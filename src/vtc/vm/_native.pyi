@@ -21,6 +21,15 @@ class Program:
     def run(self, pointers: Sequence[int], params: Sequence[float], threads: int) -> int: ...
     @property
     def launches(self) -> list[tuple[NDArray[np.uint64], list[int], int, int]]: ...
+    def slots(
+        self,
+        pointers: Sequence[int],
+        params: Sequence[float],
+        arena: int,
+        fault: int,
+        count: int,
+        words: int,
+    ) -> NDArray[np.uint64]: ...
     def launch(
         self,
         interpreter: DeviceInterpreter,
@@ -32,6 +41,7 @@ class Program:
 
 class DeviceInterpreter:
     def __init__(self, cubin: bytes, processors: int, fault: int) -> None: ...
+    def launch_slot(self, slot: int, shared_bytes: int, stream: int) -> None: ...
     def take_fault(self) -> int: ...
 
 class Encoder:

@@ -16,11 +16,11 @@ import torch
 from vtc.program.module import Module
 from vtc.vm import _native
 from vtc.vm.image import image_of
-from vtc.vm.isa import HEAD_WORDS
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O1", "-fwrapv", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-psabi")
-BLOCK_WORDS = 3  # kBlockWords of layout.h
+LENGTH_WORDS = 2  # these of layout.h
+LAUNCH_WORDS = 480
 
 
 @functools.cache
@@ -60,22 +60,24 @@ class Encoded:
         """
         arena = torch.full((self.program.arena_bytes + 64,), 0xA5, dtype=torch.uint8)
         fault = np.zeros(1, np.uint64)
-        for words, buffers, tasks, shared_bytes in self.launches:
-            words = words.copy()
-            words[0] = fault.ctypes.data
-            for n, buffer in enumerate(buffers):
-                address = self._address(buffer, pointers, arena.data_ptr())
-                words[BLOCK_WORDS + 2 * n] = address
-                words[1] |= np.uint64((address % 16 != 0) << n)
-            at = BLOCK_WORDS + 2 * len(buffers)
-            words[at : at + len(params)] = np.array(params, np.float64).view(np.uint64)
-            run = library().vtc_run_on_host
-            run(ctypes.c_void_p(words.ctypes.data), len(words), min(tasks, grid), shared_bytes)
+        longest = max((len(launch[0]) for launch in self.launches), default=0) + LENGTH_WORDS
+        count = len(self.launches)
+        slots = self.program.slots(
+            pointers, params, arena.data_ptr(), fault.ctypes.data, count, longest
+        )
+        for n, (words, _, tasks, shared_bytes) in enumerate(self.launches):
+            slot = slots[n * longest :]
+            where = (None, slot) if len(words) > LAUNCH_WORDS else (slot[LENGTH_WORDS:], None)
+            launch(*where, len(words), min(tasks, grid), shared_bytes)
         if fault[0]:
             raise IndexError(f"fault {int(fault[0]):#x}")
 
-    def _address(self, buffer: int, pointers: Sequence[int], arena: int) -> int:
-        if buffer < 0:
-            return arena
-        kind, _, offset = map(int, self.words[HEAD_WORDS + 3 * buffer :][:3])
-        return arena + offset if kind >> 8 & 1 else pointers[buffer]
+
+def launch(
+    words: np.ndarray | None, slot: np.ndarray | None, count: int, grid: int, shared_bytes: int
+) -> None:
+    """Runs a launch whose block comes with it, or lies in a slot."""
+    given, elsewhere = (
+        ctypes.c_void_p(None if a is None else a.ctypes.data) for a in (words, slot)
+    )
+    library().vtc_run_on_host(given, count, elsewhere, grid, shared_bytes)

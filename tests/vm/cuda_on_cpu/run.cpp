@@ -29,16 +29,22 @@ class Shared {
   char *base_, *start_;
 };
 
-extern "C" void vtc_run_on_host(const uint64_t* words, int count, unsigned grid,
-                                int shared_bytes) {
+// Runs a launch, whose blocks come one after another.
+extern "C" void vtc_run_on_host(const uint64_t* words, int count, const uint64_t* elsewhere,
+                                unsigned grid, int shared_bytes) {
   Shared shared(shared_bytes);
+  auto launch = std::make_unique<vtc::Launch>();
+  launch->elsewhere = elsewhere;
+  launch->count = count;
+  if (!elsewhere) std::memcpy(launch->words, words, count * sizeof *words);
   grid_size.x = grid;
   for (unsigned block = 0; block < grid; ++block) {
     block_index.x = block;
     std::memset(shared.data(), 0xa5, shared.size());
-    std::memcpy(shared.data(), words, count * sizeof *words);
     auto own = std::make_unique<Block>();
-    own->work = [&] { vtc::interpret(shared.data(), count); };
+    own->work = [&] {
+      if (int n = vtc::take_block(*launch, shared.data())) vtc::interpret(shared.data(), n);
+    };
     own->run();
   }
 }

@@ -9,6 +9,24 @@
 
 namespace vtc {
 
+// The argument of the entry point. elsewhere: null, or the address of a block with its length.
+struct Launch {
+  const Word* elsewhere;
+  Word count;
+  Word words[kLaunchWords];
+};
+
+// Copies the block of a launch to shared memory. Its length, 0 if there is nothing to do.
+__device__ __forceinline__ int take_block(const Launch& launch, unsigned char* shared) {
+  Word* to = reinterpret_cast<Word*>(shared);
+  const Word* elsewhere = launch.elsewhere;
+  int count = static_cast<int>(elsewhere ? elsewhere[0] : launch.count);
+  for (int n = threadIdx.x; n < count; n += kThreads)
+    to[n] = elsewhere ? elsewhere[kLengthWords + n] : launch.words[n];
+  __syncthreads();
+  return count;
+}
+
 // A LOOP over dimension dst whose step is `step` begins. False if it has no pass.
 __device__ __forceinline__ bool enter_loop(Tile& t, int d, int64_t step) {
   int64_t whole = t.extent(d, t.coordinate(0)[d]);

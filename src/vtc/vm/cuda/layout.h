@@ -26,6 +26,9 @@
 //   | then | the word of each access |
 //   | then | of each copy ahead: the number of its access (32), its byte in a stage (32) |
 //
+// A block that lies in memory has a word with its length in front, and one that is not used: a
+// captured launch runs what is there, and nothing if the length is 0.
+//
 // A slot is a group of a thread: number s (thread + kThreads * group) is slot s % slots of row
 // s / slots. Element e of slot q is at column q * kRun + e, or where the distance is not 1 at
 // q + e * distance.
@@ -141,6 +144,9 @@ constexpr int kHeadFixed = 6;
 constexpr int kAccessFixed = 4;
 constexpr int kMostAccesses = 64;
 constexpr int kWritesBit = 4;  // of a kind
+
+// Words in front of a block that lies in memory.
+constexpr int kLengthWords = 2;
 
 // Words of a block that come with a launch; a longer one, of up to kMostWords, lies in memory.
 constexpr int kLaunchWords = 480;

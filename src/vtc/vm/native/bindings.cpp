@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "../cuda/layout.h"
 #include "device_launch.h"
 #include "encode.h"
 #include "helpers.h"
@@ -81,17 +82,44 @@ std::unique_ptr<Program> from_words(nb::ndarray<const Word, nb::ndim<1>, nb::c_c
   return program;
 }
 
-// Launches a program that was encoded for a device, unless a kernel before it has found a fault,
-// which is then given.
-uint64_t launch(const Program& program, const vtc::DeviceInterpreter& interpreter,
-                const std::vector<uintptr_t>& pointers, const std::vector<double>& params,
-                uintptr_t arena, uintptr_t stream) {
-  check(program, pointers, params);
-  if (uint64_t fault = interpreter.take_fault()) return fault;
+// The address of each buffer.
+std::vector<uintptr_t> addresses(const Program& program, const std::vector<uintptr_t>& pointers,
+                                 uintptr_t arena) {
   vtc::ProgramView view = view_of(program);
   std::vector<uintptr_t> at(pointers);
   for (int b = 0; b < view.buffers(); ++b)
     if (view.in_arena(b)) at[b] = arena + view.offset(b);
+  return at;
+}
+
+// The kernels of a program, each in a slot of `words` words, as captured launches read them; slots
+// that are left are empty.
+WordArray slots(const Program& program, const std::vector<uintptr_t>& pointers,
+                const std::vector<double>& params, uintptr_t arena, uintptr_t fault, size_t count,
+                size_t words) {
+  check(program, pointers, params);
+  std::vector<uintptr_t> at = addresses(program, pointers, arena);
+  if (program.launches.size() > count) throw nb::value_error("the program has too many kernels");
+  std::vector<Word> found(count * words);
+  for (size_t n = 0; n < program.launches.size(); ++n) {
+    const vtc::DeviceKernel& kernel = program.launches[n];
+    if (kernel.block.size() + vtc::kLengthWords > words)
+      throw nb::value_error("a kernel of the program is too long");
+    Word* to = found.data() + n * words;
+    to[0] = kernel.block.size();
+    vtc::fill_block(kernel, at, params, arena, fault, to + vtc::kLengthWords);
+  }
+  return array_of(found);
+}
+
+// Launches a program that was encoded for a device, unless a kernel before it has found a fault,
+// which is then given.
+uint64_t launch(const Program& program, vtc::DeviceInterpreter& interpreter,
+                const std::vector<uintptr_t>& pointers, const std::vector<double>& params,
+                uintptr_t arena, uintptr_t stream) {
+  check(program, pointers, params);
+  if (uint64_t fault = interpreter.take_fault()) return fault;
+  std::vector<uintptr_t> at = addresses(program, pointers, arena);
   for (const vtc::DeviceKernel& kernel : program.launches)
     interpreter.launch(kernel, at, params, arena, stream);
   return 0;
@@ -141,6 +169,8 @@ NB_MODULE(_native, m) {
                      return used;
                    })
       .def_prop_ro("launches", &launches)
+      .def("slots", &slots, nb::arg("pointers"), nb::arg("params"), nb::arg("arena"),
+           nb::arg("fault"), nb::arg("count"), nb::arg("words"))
       .def("launch", &launch, nb::arg("interpreter"), nb::arg("pointers"), nb::arg("params"),
            nb::arg("arena"), nb::arg("stream"))
       .def("run", &run, nb::arg("pointers"), nb::arg("params"), nb::arg("threads"))
@@ -163,6 +193,8 @@ NB_MODULE(_native, m) {
             new (self) vtc::DeviceInterpreter(cubin.c_str(), processors, fault);
           },
           nb::arg("cubin"), nb::arg("processors"), nb::arg("fault"))
+      .def("launch_slot", &vtc::DeviceInterpreter::launch_slot, nb::arg("slot"),
+           nb::arg("shared_bytes"), nb::arg("stream"))
       .def("take_fault", &vtc::DeviceInterpreter::take_fault);
   nb::class_<vtc::TensorWatch>(m, "TensorWatch")
       .def(

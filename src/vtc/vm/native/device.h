@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "words.h"
@@ -16,6 +17,11 @@ struct DeviceKernel {
   int shared_bytes = 0;
   int64_t arena_offset = 0;  // of its words, where they are too many to come with a launch
 };
+
+// The words of a launch: its block, with addresses and params filled in. pointers: an address a buffer
+// of the program; fault: address of the word where a bad index is told.
+void fill_block(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
+                std::span<const double> params, uintptr_t arena, uintptr_t fault, Word* to);
 
 // Groups of elements in a row of a tile. Where columns are folded, threads of a warp share a row, or
 // whole warps do.

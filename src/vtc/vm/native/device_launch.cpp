@@ -33,6 +33,7 @@ struct Driver {
   int (*launch)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                 unsigned bz, unsigned shared, void* stream, void** params, void** extra);
   int (*copy)(uint64_t to, const void* from, size_t bytes, void* stream);
+  int (*capturing)(void* stream, int* status);
   int (*error_name)(int error, const char** name);
 
   static const Driver& get() {
@@ -62,6 +63,7 @@ struct Driver {
     find(set_attribute, "cuFuncSetAttribute");
     find(launch, "cuLaunchKernel");
     find(copy, "cuMemcpyHtoDAsync_v2");
+    find(capturing, "cuStreamIsCapturing");
     find(error_name, "cuGetErrorName");
   }
 };
@@ -80,38 +82,49 @@ DeviceInterpreter::~DeviceInterpreter() { Driver::get().unload(module_); }
 
 void DeviceInterpreter::launch(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
                                std::span<const double> params, uintptr_t arena,
-                               uintptr_t stream) const {
+                               uintptr_t stream) {
   const Driver& driver = Driver::get();
   size_t n = kernel.block.size();
   Launch launch;
   launch.count = n;
   launch.elsewhere = 0;
-  std::vector<Word> longer(n > kLaunchWords ? n : 0);
-  Word* words = longer.empty() ? launch.words : longer.data();
-  std::copy(kernel.block.begin(), kernel.block.end(), words);
-  words[0] = fault_;
-  Word unaligned = 0;
-  for (size_t b = 0; b < kernel.buffers.size(); ++b) {
-    uintptr_t address = kernel.buffers[b] < 0 ? arena : pointers[kernel.buffers[b]];
-    words[kBlockWords + 2 * b] = address;
-    if (address % 16) unaligned |= Word{1} << b;
-  }
-  words[1] = unaligned;
-  if (!params.empty())
-    std::memcpy(words + kBlockWords + 2 * kernel.buffers.size(), params.data(), params.size_bytes());
-  int resident = std::min(kBlocks, kSharedOfProcessor / (kernel.shared_bytes + kSharedReserved));
-  int64_t grid = std::min<int64_t>(kernel.tasks, int64_t{processors_} * std::max(resident, 1));
-  if (!longer.empty()) {
-    // From memory that may be paged: the driver has taken it when this returns.
+  if (n <= kLaunchWords) {
+    fill_block(kernel, pointers, params, arena, fault_, launch.words);
+  } else {
+    std::vector<Word> longer(kLengthWords + n);
+    longer[0] = n;
+    fill_block(kernel, pointers, params, arena, fault_, longer.data() + kLengthWords);
     launch.elsewhere = arena + kernel.arena_offset;
-    driver.check(driver.copy(launch.elsewhere, words, n * sizeof(Word),
+    // From memory that may be paged: the driver has taken it when this returns. But for a capture,
+    // whose graph takes it in each replay.
+    int capturing = 0;
+    driver.check(driver.capturing(reinterpret_cast<void*>(stream), &capturing), "a stream");
+    driver.check(driver.copy(launch.elsewhere, longer.data(), longer.size() * sizeof(Word),
                              reinterpret_cast<void*>(stream)),
                  "copying a kernel");
+    if (capturing) captured_.push_back(std::move(longer));
   }
-  void* arguments[1] = {&launch};
+  run(&launch, std::min(kernel.tasks, resident(kernel.shared_bytes)), kernel.shared_bytes, stream);
+}
+
+void DeviceInterpreter::launch_slot(uintptr_t slot, int shared_bytes, uintptr_t stream) const {
+  Launch launch;
+  launch.count = 0;
+  launch.elsewhere = slot;
+  run(&launch, resident(shared_bytes), shared_bytes, stream);
+}
+
+int64_t DeviceInterpreter::resident(int shared_bytes) const {
+  int a_processor = std::min(kBlocks, kSharedOfProcessor / (shared_bytes + kSharedReserved));
+  return int64_t{processors_} * std::max(a_processor, 1);
+}
+
+void DeviceInterpreter::run(void* launch, int64_t grid, int shared_bytes, uintptr_t stream) const {
+  const Driver& driver = Driver::get();
+  void* arguments[1] = {launch};
   driver.check(driver.launch(function_, static_cast<unsigned>(grid), 1, 1, kThreads, 1, 1,
-                             static_cast<unsigned>(kernel.shared_bytes),
-                             reinterpret_cast<void*>(stream), arguments, nullptr),
+                             static_cast<unsigned>(shared_bytes), reinterpret_cast<void*>(stream),
+                             arguments, nullptr),
                "launching a kernel");
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "device.h"
 
@@ -27,7 +28,11 @@ class DeviceInterpreter {
 
   // Queues the launch of a kernel. pointers: an address a buffer of the program.
   void launch(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
-              std::span<const double> params, uintptr_t arena, uintptr_t stream) const;
+              std::span<const double> params, uintptr_t arena, uintptr_t stream);
+
+  // Queues a launch of whatever kernel lies in a slot of device memory when it runs, in the form of
+  // layout.h's slots; one of at most `shared_bytes`.
+  void launch_slot(uintptr_t slot, int shared_bytes, uintptr_t stream) const;
 
   // What a kernel that has run found wrong, once: kernel + 1 (32 bits), buffer (24), term (8).
   uint64_t take_fault() const {
@@ -38,10 +43,15 @@ class DeviceInterpreter {
   }
 
  private:
+  // Blocks that fit the device at once.
+  int64_t resident(int shared_bytes) const;
+  void run(void* launch, int64_t grid, int shared_bytes, uintptr_t stream) const;
+
   void* module_ = nullptr;
   void* function_ = nullptr;
   int processors_;
   uintptr_t fault_;
+  std::vector<std::vector<Word>> captured_;  // what graphs copy
 };
 
 }  // namespace vtc

@@ -1,6 +1,7 @@
 // Bytecode -> the device's form of it: reading, emitting, and the block that is launched.
 
 #include <algorithm>
+#include <cstring>
 
 #include "device_emit.h"
 
@@ -163,6 +164,21 @@ DeviceKernel lower(const ProgramView& program, const KernelView& kernel) {
 
 }  // namespace
 
+void fill_block(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
+                std::span<const double> params, uintptr_t arena, uintptr_t fault, Word* to) {
+  std::copy(kernel.block.begin(), kernel.block.end(), to);
+  to[0] = fault;
+  Word unaligned = 0;
+  for (size_t b = 0; b < kernel.buffers.size(); ++b) {
+    uintptr_t address = kernel.buffers[b] < 0 ? arena : pointers[kernel.buffers[b]];
+    to[kBlockWords + 2 * b] = address;
+    if (address % 16) unaligned |= Word{1} << b;
+  }
+  to[1] = unaligned;
+  if (!params.empty())
+    std::memcpy(to + kBlockWords + 2 * kernel.buffers.size(), params.data(), params.size_bytes());
+}
+
 std::vector<DeviceKernel> lower_device(std::vector<Word>& words) {
   ProgramView program{words.data()};
   std::vector<DeviceKernel> kernels;
@@ -184,7 +200,7 @@ std::vector<DeviceKernel> lower_device(std::vector<Word>& words) {
     if (n > kMostWords) throw EncodeError("a kernel is too long for the device");
     if (n <= kLaunchWords) continue;
     kernel.arena_offset = program.arena_bytes();
-    words[2] += (n * sizeof(Word) + 63) / 64 * 64;
+    words[2] += ((n + kLengthWords) * sizeof(Word) + 63) / 64 * 64;
   }
   return kernels;
 }
