@@ -194,3 +194,40 @@ def test_one_captured_graph_runs_for_other_sizes_when_its_program_is_replaced():
         expected = scaled(x, y, w)
         torch.testing.assert_close(middle, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(last, add_rows(expected, y, w), rtol=1e-4, atol=1e-4)
+
+
+def test_a_branch_is_taken_on_the_device():
+    def branch(x, y):
+        return torch.cond(x.sum() > 0, lambda x, y: x * y + 1, lambda x, y: (x - y).exp(), (x, y))
+
+    compiled = vtc.compile(branch, engine="dvm")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", vtc.errors.FallbackWarning)
+        for sign in (1, -1, 1):
+            for shape in ((3, 5), (40, 1000)):
+                x = sign * torch.rand(shape, device="cuda")
+                y = torch.randn(shape, device="cuda")
+                expected = x * y + 1 if sign > 0 else (x - y).exp()
+                torch.testing.assert_close(compiled(x, y), expected, rtol=1e-5, atol=1e-5)
+    assert dvm.counters.eager == 0
+
+
+def test_a_captured_call_of_several_kernels_replays():
+    def chain(x, w):
+        y = torch.softmax(x.sum(0, keepdim=True) + x, -1)
+        return y - (y * w).sum(0), y.amax()
+
+    compiled = vtc.compile(chain, engine="dvm")
+    x, w = torch.randn(60, 700, device="cuda"), torch.randn(60, 700, device="cuda")
+    with torch.no_grad():
+        for _ in range(2):
+            compiled(x, w)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            got = compiled(x, w)
+    for _ in range(5):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        for one, other in zip(got, chain(x, w), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

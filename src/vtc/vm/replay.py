@@ -16,13 +16,11 @@ from collections.abc import Sequence
 
 import torch
 
-from vtc.vm.device import DeviceMachine, interpreter
-from vtc.vm.machine import index_error
+from vtc.vm.device import DeviceMachine, failure, interpreter
 
 # Kernels and words beyond those of the largest sizes, as others may tile otherwise.
 MORE_KERNELS = 2
 LEAST_WORDS = 1024
-LENGTH_WORDS = 2  # kLengthWords of cuda/layout.h
 SHARED_BYTES = 76 << 10  # of a block: three of them fit a processor
 
 
@@ -37,7 +35,7 @@ class Slots:
         self.machine, self.device = machine, machine.device
         self._interpreter = interpreter(machine.device.index)
         launches = machine.encode(largest).program.launches
-        longest = max((len(words) for words, *_ in launches), default=0) + LENGTH_WORDS
+        longest = max((words for words, *_ in launches), default=0)
         self.kernels = len(launches) + MORE_KERNELS
         self.words = max(LEAST_WORDS, 2 * longest // 2 * 2)
         self.shared_bytes = max([SHARED_BYTES, *(bytes_ for *_, bytes_ in launches)])
@@ -60,10 +58,10 @@ class Slots:
         pointers: an address a buffer of the module, 0 for temporaries; they are used by every
         replay until the next `write`. Raises ValueError for a program that does not fit the slots,
         NotImplementedError for one that the device cannot run, IndexError for an index out of range
-        that a kernel before this has found.
+        that a kernel before this has found, KernelFailedError for one that failed.
         """
         if fault := self._interpreter.native.take_fault():
-            raise index_error(self.machine.module, fault)
+            raise failure(self.machine.module, fault)
         program = self.machine.encode(sizes).program
         if any(bytes_ > self.shared_bytes for *_, bytes_ in program.launches):
             raise ValueError("a kernel of the program needs more shared memory than was captured")

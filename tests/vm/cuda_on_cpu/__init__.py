@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vtc.errors import KernelFailedError
 from vtc.program.module import Module
 from vtc.vm import _native
+from vtc.vm.device import GAVE_UP
 from vtc.vm.image import image_of
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O1", "-fwrapv", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-psabi")
-LENGTH_WORDS = 2  # these of layout.h
-LAUNCH_WORDS = 480
+LAUNCH_WORDS = 480  # kLaunchWords of layout.h
 
 
 @functools.cache
@@ -54,30 +55,66 @@ class Encoded:
         self.words = program.words()
 
     def run(self, pointers: Sequence[int], params: Sequence[float] = (), grid: int = 3) -> None:
-        """Runs every launch, with at most `grid` blocks that come one after another.
+        """Runs every kernel in a launch of its own of at most `grid` blocks.
 
         Raises IndexError for an index out of range.
         """
-        arena = torch.full((self.program.arena_bytes + 64,), 0xA5, dtype=torch.uint8)
-        fault = np.zeros(1, np.uint64)
-        longest = max((len(launch[0]) for launch in self.launches), default=0) + LENGTH_WORDS
-        count = len(self.launches)
-        slots = self.program.slots(
-            pointers, params, arena.data_ptr(), fault.ctypes.data, count, longest
+        arena, fault = self._memory()
+        longest = max((words for words, *_ in self.launches), default=0)
+        given = (pointers, params, arena.data_ptr(), fault.ctypes.data)
+        slots = self.program.slots(*given, len(self.launches), longest)
+        for n, (words, tasks, shared_bytes) in enumerate(self.launches):
+            slot = slots[n * longest :][:longest]
+            count = words if words <= LAUNCH_WORDS else -1
+            launch(slot, count, min(tasks, grid), shared_bytes)
+        judge(fault)
+
+    def run_together(
+        self, pointers: Sequence[int], params: Sequence[float] = (), most: int = 3, absent: int = 0
+    ) -> None:
+        """Runs all kernels in one launch of at most `most` blocks, if it has room for them.
+
+        absent: blocks that never come. Raises IndexError for an index out of range,
+        KernelFailedError where blocks have waited in vain.
+        """
+        if sum(words for words, *_ in self.launches) > LAUNCH_WORDS:
+            return self.run(pointers, params)
+        arena, fault = self._memory()
+        words, grid = self.program.together(
+            pointers, params, arena.data_ptr(), fault.ctypes.data, most
         )
-        for n, (words, _, tasks, shared_bytes) in enumerate(self.launches):
-            slot = slots[n * longest :]
-            where = (None, slot) if len(words) > LAUNCH_WORDS else (slot[LENGTH_WORDS:], None)
-            launch(*where, len(words), min(tasks, grid), shared_bytes)
-        if fault[0]:
-            raise IndexError(f"fault {int(fault[0]):#x}")
+        shared_bytes = max((bytes_ for *_, bytes_ in self.launches), default=0)
+        place = np.zeros(2, np.uint32)
+        launch(words, len(words), grid, shared_bytes, place, grid - absent)
+        judge(fault)
+        assert place[0] == 0
+        return None
+
+    def _memory(self) -> tuple[torch.Tensor, np.ndarray]:
+        arena = torch.full((self.program.arena_bytes + 64,), 0xA5, dtype=torch.uint8)
+        return arena, np.zeros(1, np.uint64)
+
+
+def judge(fault: np.ndarray) -> None:
+    """Raises what a fault says."""
+    word = int(fault[0])
+    if word & 0xFFFFFFFF == GAVE_UP:
+        raise KernelFailedError((word >> 32) - 1)
+    if word:
+        raise IndexError(f"fault {word:#x}")
 
 
 def launch(
-    words: np.ndarray | None, slot: np.ndarray | None, count: int, grid: int, shared_bytes: int
+    words: np.ndarray,
+    count: int,
+    grid: int,
+    shared_bytes: int,
+    place: np.ndarray | None = None,
+    there: int | None = None,
 ) -> None:
-    """Runs a launch whose block comes with it, or lies in a slot."""
-    given, elsewhere = (
-        ctypes.c_void_p(None if a is None else a.ctypes.data) for a in (words, slot)
-    )
-    library().vtc_run_on_host(given, count, elsewhere, grid, shared_bytes)
+    """Runs `there` blocks of a launch of `grid`, whose words come with it, or lie in a slot if
+    `count` is negative."""
+    address = ctypes.c_void_p(None if place is None else place.ctypes.data)
+    there = grid if there is None else there
+    at = ctypes.c_void_p(words.ctypes.data)
+    library().vtc_run_on_host(at, count, address, grid, there, shared_bytes)

@@ -9,24 +9,6 @@
 
 namespace vtc {
 
-// The argument of the entry point. elsewhere: null, or the address of a block with its length.
-struct Launch {
-  const Word* elsewhere;
-  Word count;
-  Word words[kLaunchWords];
-};
-
-// Copies the block of a launch to shared memory. Its length, 0 if there is nothing to do.
-__device__ __forceinline__ int take_block(const Launch& launch, unsigned char* shared) {
-  Word* to = reinterpret_cast<Word*>(shared);
-  const Word* elsewhere = launch.elsewhere;
-  int count = static_cast<int>(elsewhere ? elsewhere[0] : launch.count);
-  for (int n = threadIdx.x; n < count; n += kThreads)
-    to[n] = elsewhere ? elsewhere[kLengthWords + n] : launch.words[n];
-  __syncthreads();
-  return count;
-}
-
 // A LOOP over dimension dst whose step is `step` begins. False if it has no pass.
 __device__ __forceinline__ bool enter_loop(Tile& t, int d, int64_t step) {
   int64_t whole = t.extent(d, t.coordinate(0)[d]);
@@ -73,11 +55,11 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
   Tile t;
   Spots s;
   start(t, s, shared, count);
-  int task = blockIdx.x, stages = t.stages(), stage = 0;
+  int task = t.first(), stages = t.stages(), stage = 0;
   if (task >= t.tasks()) return;
   // The prologue runs at the coordinates of task 0.
   for (int n = 0, first = stages ? stages - 1 : 1; n < first; ++n) {
-    int ahead = stages ? task + n * static_cast<int>(gridDim.x) : t.tasks();
+    int ahead = stages ? task + n * t.blocks() : t.tasks();
     take_task(t, 0, ahead);
     if (ahead < t.tasks()) copy_ahead(t, s, stage_at(t, n));
     commit_copies();
@@ -148,7 +130,7 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
       case D_FETCH_B: fetch(t, own.a(), now.argument, b); break;
       case D_A_TO_B: b = a; break;
       case D_DONE: {
-        int grid = static_cast<int>(gridDim.x), last = t.tasks() - 1;
+        int grid = t.blocks(), last = t.tasks() - 1;
         if (prepared) {
           task += grid;
           stage = stage + 1 < stages ? stage + 1 : 0;
