@@ -16,7 +16,6 @@ from vtc.vm import device
 
 REFUSALS = {
     "the device has no products of its own",
-    "the device does not find places",
     "the device has no running folds",
 }
 
@@ -119,6 +118,17 @@ def launched(case):
     except NotImplementedError:
         return False
     return bool(encoded.launches)
+
+
+def test_places_are_those_of_the_first_largest(on_device):
+    finding = [s for s in range(2000, 2400) if finds_places(generate(s, False).module)][:10]
+    outcome = on_device(finding)
+    assert outcome.mismatches == []
+    assert len(outcome.refused) < len(finding)
+
+
+def finds_places(module):
+    return any("arg" in str(kernel) for kernel in module.kernels())
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -182,7 +182,8 @@ constexpr int held_slots(int used) { return (used + 255) / 256 * 256; }
 constexpr int wide_bytes(int held, int size) { return held * kRun * size; }
 constexpr int narrow_bytes(int size) { return kSlots * size; }
 
-// Scratch of folds: an element a slot, or two buffers of floats in turn.
+// Scratch of folds: an element a slot, or two buffers of floats in turn. Twice of it where places are
+// found.
 constexpr int kScratchBytes = kSlots * 8;
 
 // A warp's own area: two sets of coordinates, and a cursor for each access and each copy.

@@ -63,7 +63,7 @@ class Assembler {
     own.tasks = task_count(kernel_);
     if (own.tasks >> 31) throw EncodeError("a kernel has too many tasks for the device");
     int accesses = static_cast<int>(words_.accesses.size());
-    int scratch = words_.shared_bytes, warps = scratch + kScratchBytes;
+    int scratch = words_.shared_bytes, warps = scratch + scratch_bytes();
     int copyable = static_cast<int>(words_.copyable.size());
     int before = warps + kMostWarps * warp_bytes(accesses + copyable);
     Pipeline p = choose_stages(words_, held_(), before, own.tasks);
@@ -102,6 +102,8 @@ class Assembler {
   }
 
  private:
+  int scratch_bytes() const { return read_.places ? 2 * kScratchBytes : kScratchBytes; }
+
   int held_() const { return emitter_.held; }
 
   // Words of the pool and of the code become words of the block; loads that are copied ahead find
@@ -130,7 +132,7 @@ class Assembler {
     *head++ = static_cast<Word>(tasks);
     *head++ = code | (code + words_.body) << 32;
     *head++ = static_cast<Word>(stages_at) | static_cast<Word>(words_.shared_bytes) << 32;
-    *head++ = static_cast<Word>(words_.shared_bytes + kScratchBytes) |
+    *head++ = static_cast<Word>(words_.shared_bytes + scratch_bytes()) |
               static_cast<Word>(p.stage_bytes) << 32;
     for (int d = 0; d < kernel_.dims(); ++d) {
       *head++ = static_cast<Word>(kernel_.size(d));
