@@ -21,7 +21,7 @@ from vtc.vm.device import DeviceMachine, failure, interpreter
 # Kernels and words beyond those of the largest sizes, as others may tile otherwise.
 MORE_KERNELS = 2
 LEAST_WORDS = 1024
-SHARED_BYTES = 76 << 10  # of a block: three of them fit a processor
+SHARED_BYTES = 112 << 10  # of a block: two of them fit a processor
 
 
 class Slots:

@@ -43,7 +43,7 @@ __device__ __forceinline__ Access access_of(const Tile& t, int n) {
 
 enum CursorFlag : uint32_t {
   kVectors = 1,  // 16 bytes may be moved at once
-  kWhole = 2,    // and all slots of the tile are there
+  kWhole = 2,    // and all slots of the tile are there, at distances of 32 bits
   kTerms = 4,    // runtime indices are still to be added
 };
 
@@ -76,6 +76,9 @@ __device__ __forceinline__ int clamp_to(int64_t x) {
   return x < 0 ? 0 : x > 0xffff ? 0xffff : static_cast<int>(x);
 }
 
+// Are all rows of a tile at distances of 32 bits, if they have this stride?
+__device__ __forceinline__ bool near(int64_t row) { return row > -(1 << 20) && row < 1 << 20; }
+
 // The cursor of an access at coordinates `at`; r and c are the extents there. What is written does
 // not vary along an axis that its kind lacks: one element stands for all.
 __device__ __forceinline__ Cursor point(const Tile& t, const Access& a, const int64_t* at, int r,
@@ -102,7 +105,7 @@ __device__ __forceinline__ Cursor point(const Tile& t, const Access& a, const in
   bool rows_full = r * slots == t.groups * kThreads && c == slots * kRun;
   bool whole = rows_full && r0 == 0 && c0 == 0 && r1 >= r && c1 >= c;
   bool vectors = a.vectors();
-  whole = whole && vectors && !a.terms() && a.type() != T_I16;
+  whole = whole && vectors && !a.terms() && a.type() != T_I16 && near(a.words.number(a.at + 2));
   uint32_t flags = (vectors ? kVectors : 0) | (whole ? kWhole : 0) |
                    (a.terms() ? kTerms : 0);
   int size = itemsize(a.type());

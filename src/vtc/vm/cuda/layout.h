@@ -58,10 +58,10 @@
 namespace vtc {
 
 #ifndef VTC_GROUPS
-#define VTC_GROUPS 4  // of a thread
+#define VTC_GROUPS 2  // of a thread
 #endif
 #ifndef VTC_BLOCKS
-#define VTC_BLOCKS 3  // resident on a processor, by their registers
+#define VTC_BLOCKS 2  // resident on a processor, by their registers
 #endif
 
 constexpr int kRun = 8;

@@ -103,6 +103,11 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, int
                : "memory");
 }
 
+__device__ __forceinline__ void copy_async(void* shared, const void* global) {
+  uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `pending` groups of this thread's copies are under way.

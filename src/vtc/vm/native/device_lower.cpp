@@ -8,7 +8,7 @@
 namespace vtc {
 namespace {
 
-constexpr int kSharedBytes = 74 << 10;  // of a block where three are to be resident
+constexpr int kSharedBytes = 112 << 10;  // of a block where two are to be resident
 constexpr int kMostStages = 4;
 
 // Copies ahead: which loads, and in how many stages.
