@@ -188,7 +188,7 @@ constexpr int kScratchBytes = kSlots * 8;
 
 // A warp's own area: two sets of coordinates, and a cursor for each access and each copy.
 constexpr int kCoordinateBytes = 2 * kMaxDims * 8;
-constexpr int kCursorBytes = 48;
+constexpr int kCursorBytes = 64;
 constexpr int warp_bytes(int cursors) { return kCoordinateBytes + cursors * kCursorBytes; }
 
 }  // namespace vtc
