@@ -1,225 +1,160 @@
-"""The DVM on a CUDA device: bandwidth, operators over shapes, and what the host pays.
+"""The DVM on a CUDA device: bandwidth, the host's share, operators over shapes, models.
 
-    python benchmarks/dvm_gpu.py bandwidth --json FILE
-    python benchmarks/dvm_gpu.py host --json FILE
+    python benchmarks/dvm_gpu.py bandwidth
+    python benchmarks/dvm_gpu.py host
+    python benchmarks/dvm_gpu.py shapes [--only gelu,matmul] [--seconds 200]
+    python benchmarks/dvm_gpu.py models [--only mmoe]
+    python benchmarks/dvm_gpu.py tables
     python benchmarks/dvm_gpu.py encode    # no GPU needed
 
-Every time of the device is taken between two events around many calls, in turns with the peers; see
-benchmarks/README.md.
+Each writes its section of benchmarks/results/gpu-dvm.json as it goes; `shapes` and `models` measure
+what is not there yet. Every time of the device is taken between two events around many calls, in
+turns with the peers; see benchmarks/README.md.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-import random
-import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
+import dvm_gpu_bandwidth
+import dvm_gpu_models
+import dvm_gpu_operators
+import dvm_gpu_tables
 import typer
-from torch.nn import functional
 
-import vtc
-from vtc.lowering.settings import Settings
-from vtc.program.module import Module
-from vtc.runtime import dvm_compile
-from vtc.vm.device import DeviceMachine
-from vtc.vm.image import image_of
-from vtc.vm.machine import Machine, native_module
+from vtc.bench import records
 
-ROWS, COLUMNS = 32768, 4096
+RESULTS = Path(__file__).parent / "results" / "gpu-dvm.json"
+SECTIONS = ("bandwidth", "host", "device_operators", "sequences")
 app = typer.Typer(add_completion=False)
+Only = Annotated[str, typer.Option(help="Operators or models, separated by commas.")]
+Output = Annotated[Path, typer.Option(help="Result file.")]
+Again = Annotated[bool, typer.Option("--again", help="Measure what is there already.")]
 
 
-@dataclass(frozen=True)
-class Operator:
-    """A function of tensors; `tensors` arguments [rows, columns], then `vectors` of [columns].
-
-    moved: tensors of [rows, columns] that it reads and writes at least.
-    """
-
-    name: str
-    run: Callable[..., Any]
-    tensors: int
-    vectors: int
-    moved: int
+def say(what: Any) -> None:
+    """A line on the standard error, where progress goes."""
+    sys.stderr.write((what if isinstance(what, str) else json.dumps(what)) + "\n")
 
 
-def _norm_add(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    z = x + y
-    return z, functional.rms_norm(z, (z.shape[-1],), w, 1e-6)
+class File:
+    """The result file, written after each measurement."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cases = {case["model"]: case for case in records.read(path)}
+        found = records.read_sections(path)
+        self.sections = {name: {key(name, e): e for e in found.get(name, [])} for name in SECTIONS}
+
+    def add(self, section: str, entry: dict[str, Any]) -> None:
+        self.sections[section][key(section, entry)] = entry
+        sections = {name: list(entries.values()) for name, entries in self.sections.items()}
+        sections["machine"] = records.versions()
+        records.write(self.path, self.cases.values(), sections)
+        say(entry)
+
+    def has(self, section: str, *own: Any) -> bool:
+        return own in self.sections[section]
 
 
-OPERATORS = (
-    Operator("copy", lambda x: x.clone(), 1, 0, 2),
-    Operator("add", lambda x, y: x + y, 2, 0, 3),
-    Operator("swiglu", lambda x, y: functional.silu(x) * y, 2, 0, 3),
-    Operator("gelu", lambda x: functional.gelu(x, approximate="tanh"), 1, 0, 2),
-    Operator("rmsnorm_add", _norm_add, 2, 1, 4),
-    Operator("layernorm", lambda x, w, b: functional.layer_norm(x, (x.shape[-1],), w, b), 1, 2, 2),
-    Operator("softmax", lambda x: torch.softmax(x, -1), 1, 0, 2),
-)
+def key(section: str, entry: dict[str, Any]) -> tuple[Any, ...]:
+    """What makes two entries of a section the same measurement."""
+    if section == "sequences":
+        return (entry["model"],)
+    shape = (tuple(entry["shape"]),) if "shape" in entry else ()
+    return (entry["operator"], *shape)
 
 
-def arguments(own: Operator, rows: int, columns: int, device: str = "cuda") -> list[torch.Tensor]:
-    """Random arguments in bf16."""
-    made = [torch.randn(rows, columns, device=device) for _ in range(own.tensors)]
-    made += [torch.randn(columns, device=device) for _ in range(own.vectors)]
-    return [a.bfloat16() for a in made]
-
-
-def systems(run: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """The operator by each system."""
-    torch._dynamo.reset()
-    return {
-        "eager": run,
-        "inductor": torch.compile(run, dynamic=False),
-        "inductor-dynamic": torch.compile(run, dynamic=True),
-        "vtc": vtc.compile(run, engine="dvm"),
-    }
-
-
-def microseconds(call: Callable[[], Any], calls: int) -> float:
-    """Of a call, over `calls` of them in a row."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(calls):
-        call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1000 / calls
-
-
-def in_turns(calls: dict[str, Callable[[], Any]], turns: int, each: int) -> dict[str, float]:
-    """The median microseconds of each, measured in turns."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(turns):
-        for name, call in calls.items():
-            found[name].append(microseconds(call, each))
-    return {name: statistics.median(times) for name, times in found.items()}
-
-
-def same(got: Any, expected: Any) -> None:
-    """Raises AssertionError unless the results agree as far as bf16 goes."""
-    torch.testing.assert_close(got, expected, rtol=3e-2, atol=3e-2)
+def chosen(only: str) -> Callable[[str], bool]:
+    """Is a name among those asked for?"""
+    names = {name for name in only.split(",") if name}
+    return lambda name: not names or name in names
 
 
 @app.command()
 def bandwidth(
-    json_file: Annotated[Path | None, typer.Option("--json")] = None,
-    turns: int = 7,
-    each: int = 10,
+    only: Only = "",
+    peers: Annotated[str, typer.Option(help="Separated by commas.")] = ",".join(
+        dvm_gpu_operators.SYSTEMS
+    ),
+    output: Output = RESULTS,
 ) -> None:
     """TB/s of operators at 32768x4096 in bf16, of what they must move."""
-    rows = []
-    for own in OPERATORS:
-        args = arguments(own, ROWS, COLUMNS)
-        calls = {}
-        for name, system in systems(own.run).items():
-            with torch.no_grad():
-                same(system(*args), own.run(*args))
-            calls[name] = functools.partial(system, *args)
-        with torch.no_grad():
-            times = in_turns(calls, turns, each)
-        moved = own.moved * ROWS * COLUMNS * 2
-        rows.append(
-            {
-                "operator": own.name,
-                "microseconds": times,
-                "tb_per_s": {n: moved / t / 1e6 for n, t in times.items()},
-            }
-        )
-        sys.stderr.write(json.dumps(rows[-1]) + "\n")
-        torch.cuda.empty_cache()
-    record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-    if json_file is not None:
-        json_file.write_text(json.dumps(record, indent=1) + "\n")
+    file, wanted = File(output), chosen(only)
+    for own in dvm_gpu_bandwidth.OPERATORS:
+        if wanted(own.name):
+            file.add("bandwidth", dvm_gpu_bandwidth.bandwidth(own, peers.split(",")))
 
 
-def _module_of(own: Operator, device: str, machine: Callable[[Module], Any]) -> Module:
-    """The operator's module, for every number of rows and columns."""
-    made: list[Module] = []
-
-    def keep(module: Module) -> Any:
-        made.append(module)
-        return machine(module)
-
-    settings = Settings("latency", vtc.Options(), engine="dvm")
-
-    def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
-        return dvm_compile.compile_graph(graph, list(inputs), settings, keep)
-
-    torch._dynamo.reset()
-    with torch.no_grad():
-        dvm_compile.dynamic(own.run, backend)(*arguments(own, 48, 96, device))
-    return made[0]
-
-
-def _device_machine(module: Module) -> DeviceMachine:
-    return DeviceMachine(module, torch.device("cuda", 0))
+@app.command()
+def host(only: Only = "", output: Output = RESULTS) -> None:
+    """Microseconds on the host: a known program encoded for a new shape and launched."""
+    file, wanted = File(output), chosen(only)
+    for own in dvm_gpu_bandwidth.OPERATORS[1:]:
+        if wanted(own.name):
+            file.add("host", dvm_gpu_bandwidth.host(own))
 
 
 @app.command()
 def encode(shapes: int = 2000) -> None:
     """Microseconds to encode a known program for a new shape, with tiles for a device."""
-    draw = random.Random(0)
-    for own in OPERATORS[1:]:
-        module = _module_of(own, "cpu", Machine)
-        encoder = native_module().Encoder(image_of(module))
-        times = []
-        for _ in range(shapes):
-            sizes = [draw.randint(2, 4096) for _ in module.symbols]
-            start = time.perf_counter_ns()
-            encoder.encode(sizes, True)
-            times.append((time.perf_counter_ns() - start) / 1000)
-        row = {"operator": own.name, "encode_us": statistics.median(times[shapes // 10 :])}
-        sys.stdout.write(json.dumps(row) + "\n")
+    for own in dvm_gpu_bandwidth.OPERATORS[1:]:
+        sys.stdout.write(json.dumps(dvm_gpu_bandwidth.encode(own, shapes)) + "\n")
 
 
 @app.command()
-def host(json_file: Annotated[Path | None, typer.Option("--json")] = None) -> None:
-    """Microseconds on the host: a known program encoded for a new shape and launched."""
-    rows = []
-    for own in OPERATORS[1:]:
-        module = _module_of(own, "cuda", _device_machine)
-        machine = _device_machine(module)
-        # Addresses that any of the shapes fits behind.
-        room = torch.zeros(1 << 22, device="cuda")
-        pointers = [0 if b.kind == "temporary" else room.data_ptr() for b in module.buffers]
-        encoding, both = [], []
-        for n in range(300):
-            sizes = [64 + n + 8 * k for k in range(len(module.symbols))]
-            start = time.perf_counter_ns()
-            program = machine.encode(sizes)
-            middle = time.perf_counter_ns()
-            program.run(pointers, ())
-            both.append(time.perf_counter_ns() - start)
-            encoding.append(middle - start)
-            torch.cuda.synchronize()
-        rows.append(
-            {
-                "operator": own.name,
-                "encode_us": statistics.median(encoding) / 1000,
-                "encode_and_launch_us": statistics.median(both) / 1000,
-            }
+def shapes(
+    only: Only = "",
+    seconds: Annotated[float, typer.Option(help="Compile nothing after so long.")] = 1e9,
+    count: Annotated[int, typer.Option(help="Shapes an operator.")] = dvm_gpu_operators.COUNT,
+    again: Again = False,
+    output: Output = RESULTS,
+) -> None:
+    """Operators over shapes, most of them unaligned; a process an operator compiles."""
+    file, asked = File(output), chosen(only)
+    wanted = {
+        name: own
+        for name, operator in dvm_gpu_operators.OPERATORS.items()
+        if asked(name)
+        and (
+            own := [
+                s
+                for s in dvm_gpu_operators.shapes(operator, count)
+                if again or not file.has("device_operators", name, s)
+            ]
         )
-        sys.stderr.write(json.dumps(rows[-1]) + "\n")
-    record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}
-    if json_file is not None:
-        json_file.write_text(json.dumps(record, indent=1) + "\n")
+    }
+    for entry in dvm_gpu_operators.sweep(wanted, seconds, say):
+        file.add("device_operators", entry)
 
 
-@app.callback()
-def main() -> None:
-    """Measures the DVM on a CUDA device."""
+@app.command()
+def models(
+    only: Only = "",
+    minutes: Annotated[float, typer.Option(help="Begin nothing after so long.")] = 1e9,
+    again: Again = False,
+    output: Output = RESULTS,
+) -> None:
+    """Models over random pairs of batch and length, from cold and steady."""
+    file, asked, start = File(output), chosen(only), time.perf_counter()
+    for name in dvm_gpu_models.MODELS:
+        late = time.perf_counter() - start > 60 * minutes
+        if not asked(name) or late or (not again and file.has("sequences", name)):
+            continue
+        case, entry = dvm_gpu_models.measure(name, say)
+        file.cases[name] = case
+        file.add("sequences", entry)
+
+
+@app.command()
+def tables(output: Output = RESULTS) -> None:
+    """What the result file says, as tables."""
+    sys.stdout.write(dvm_gpu_tables.text(json.loads(output.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":

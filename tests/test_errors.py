@@ -42,6 +42,11 @@ EXAMPLES: list[tuple[VtcError | VtcWarning, type[BaseException], tuple[str, ...]
         ("'dvm'", "it is not part of this version", "engine='auto'"),
     ),
     (
+        errors.KernelFailedError(3),
+        RuntimeError,
+        ("kernel 3", "waited in vain", "run the model again"),
+    ),
+    (
         errors.MissingExtraError("timm", "model efficientvit"),
         ImportError,
         ("model efficientvit", "'timm'", "pip install 'vtc[bench]'"),

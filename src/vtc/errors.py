@@ -23,6 +23,7 @@ __all__ = [
     "EngineUnavailableError",
     "FallbackWarning",
     "InvalidOptionError",
+    "KernelFailedError",
     "LostValueError",
     "MissingExtraError",
     "MovementRegistrationError",
@@ -143,6 +144,17 @@ class EngineUnavailableError(VtcError, RuntimeError):
         super().__init__(
             f"engine {engine!r} is not available: {reason}; use engine='auto' or one of "
             f"{', '.join(self.available)}"
+        )
+
+
+class KernelFailedError(VtcError, RuntimeError):
+    """A kernel of a DVM program on a device gave up. Tensors hold what was stored until then."""
+
+    def __init__(self, kernel: int) -> None:
+        self.kernel = kernel
+        super().__init__(
+            f"kernel {kernel} of a program has waited in vain for those before it, and the results "
+            "are not complete: run the model again, whose kernels are now launched one by one"
         )
 
 

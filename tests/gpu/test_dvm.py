@@ -9,8 +9,11 @@ from torch.nn import functional
 import vtc
 from patterns.device_operators import POINTWISE, close, layer_norm, rms_add
 from vm import conformance
-from vtc.runtime import dvm
+from vtc.lowering.settings import Settings
+from vtc.runtime import dvm, dvm_compile
 from vtc.vm.device import DeviceMachine, interpreter
+from vtc.vm.machine import Machine
+from vtc.vm.replay import Slots
 
 pytestmark = pytest.mark.gpu
 
@@ -136,3 +139,95 @@ def test_generated_programs_mean_the_same_on_the_device(monkeypatch, large):
         total.add(conformance.check(seed, ("device",), large, make, may_refuse=True))
     assert total.mismatches == []
     assert total.elements > 0
+
+
+def module_of(function, *args):
+    """The module that a function becomes, for every size of its arguments."""
+    made = []
+
+    def keep(module):
+        made.append(module)
+        return Machine(module)
+
+    settings = Settings("latency", vtc.Options(), engine="dvm")
+
+    def backend(graph, inputs):
+        return dvm_compile.compile_graph(graph, list(inputs), settings, keep)
+
+    with torch.no_grad():
+        dvm_compile.dynamic(function, backend)(*args)
+    (module,) = made
+    return module
+
+
+def sizes_of(module, rows, columns):
+    """Values of a module's symbols; its third buffer has a value a column."""
+    across = str(module.buffers[2].extent)
+    return [columns if s == across else rows for s in module.symbols]
+
+
+def test_one_captured_graph_runs_for_other_sizes_when_its_program_is_replaced():
+    def scaled(x, y, w):
+        return rms_add(x, y, w)[1]
+
+    def add_rows(x, y, w):
+        return (functional.gelu(x) + y) * w
+
+    shapes = ((6, 40), (6, 40), (40,))
+    modules = [module_of(f, *(torch.randn(s) for s in shapes)) for f in (scaled, add_rows)]
+    device = torch.device("cuda", 0)
+    both = [Slots(DeviceMachine(m, device), sizes_of(m, 3000, 3000)) for m in modules]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for slots in both:
+            slots.launch()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        rows, columns = (int(n) for n in torch.randint(2, 3000, (2,)))
+        x, y = (torch.randn(rows, columns, device="cuda") for _ in range(2))
+        w = torch.randn(columns, device="cuda")
+        middle, last = (torch.full_like(x, torch.nan) for _ in range(2))
+        tensors = ([x, y, w, middle], [middle, y, w, last])
+        for slots, module, own in zip(both, modules, tensors, strict=True):
+            slots.write(sizes_of(module, rows, columns), [t.data_ptr() for t in own])
+        graph.replay()
+        expected = scaled(x, y, w)
+        torch.testing.assert_close(middle, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(last, add_rows(expected, y, w), rtol=1e-4, atol=1e-4)
+
+
+def test_a_branch_is_taken_on_the_device():
+    def branch(x, y):
+        return torch.cond(x.sum() > 0, lambda x, y: x * y + 1, lambda x, y: (x - y).exp(), (x, y))
+
+    compiled = vtc.compile(branch, engine="dvm")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", vtc.errors.FallbackWarning)
+        for sign in (1, -1, 1):
+            for shape in ((3, 5), (40, 1000)):
+                x = sign * torch.rand(shape, device="cuda")
+                y = torch.randn(shape, device="cuda")
+                expected = x * y + 1 if sign > 0 else (x - y).exp()
+                torch.testing.assert_close(compiled(x, y), expected, rtol=1e-5, atol=1e-5)
+    assert dvm.counters.eager == 0
+
+
+def test_a_captured_call_of_several_kernels_replays():
+    def chain(x, w):
+        y = torch.softmax(x.sum(0, keepdim=True) + x, -1)
+        return y - (y * w).sum(0), y.amax()
+
+    compiled = vtc.compile(chain, engine="dvm")
+    x, w = torch.randn(60, 700, device="cuda"), torch.randn(60, 700, device="cuda")
+    with torch.no_grad():
+        for _ in range(2):
+            compiled(x, w)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            got = compiled(x, w)
+    for _ in range(5):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        for one, other in zip(got, chain(x, w), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -69,7 +69,41 @@ GENERATION: Mapping[str, tuple[type, ...]] = {
     "eager": (int,),
 }
 
-SECTIONS = ("encode_us", "operators", "sequences", "generation", "machine")
+BANDWIDTH: Mapping[str, tuple[type, ...]] = {
+    "operator": (str,),
+    "us": (dict,),
+    "tb_per_s": (dict,),
+    "failed": (dict,),
+}
+
+HOST: Mapping[str, tuple[type, ...]] = {
+    "operator": (str,),
+    "encode_us": NUMBER,
+    "encode_and_launch_us": NUMBER,
+    "encode_and_launch_p90_us": NUMBER,
+}
+
+DEVICE_OPERATORS: Mapping[str, tuple[type, ...]] = {
+    "operator": (str,),
+    "shape": (list,),
+    "dtype": (str,),
+    "call_us": (dict,),
+    "device_us": (dict,),
+    "compile_ms": (dict,),
+    "compiling_processes": (int,),
+    "max_rel_error": (dict,),
+    "failed": (dict,),
+}
+
+LISTS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "operators": OPERATORS,
+    "sequences": SEQUENCES,
+    "generation": GENERATION,
+    "bandwidth": BANDWIDTH,
+    "host": HOST,
+    "device_operators": DEVICE_OPERATORS,
+}
+SECTIONS = ("encode_us", *LISTS, "machine")
 
 
 def validate(document: Any) -> None:
@@ -78,8 +112,7 @@ def validate(document: Any) -> None:
         return
     for name, entry in document.get("encode_us", {}).items():
         _entry(entry, ENCODE, f"encode_us.{name}")
-    lists = (("operators", OPERATORS), ("sequences", SEQUENCES), ("generation", GENERATION))
-    for name, fields in lists:
+    for name, fields in LISTS.items():
         for number, entry in enumerate(document.get(name, [])):
             _entry(entry, fields, f"{name}[{number}]")
     for name, value in document.get("machine", {}).items():

@@ -22,7 +22,24 @@ class Program:
     def run(self, pointers: Sequence[int], params: Sequence[float], threads: int) -> int: ...
     def bind(self, pointers: Sequence[int], open: Sequence[int]) -> BoundProgram: ...
     @property
-    def launches(self) -> list[tuple[NDArray[np.uint64], list[int], int, int]]: ...
+    def launches(self) -> list[tuple[int, int, int]]: ...
+    def slots(
+        self,
+        pointers: Sequence[int],
+        params: Sequence[float],
+        arena: int,
+        fault: int,
+        count: int,
+        words: int,
+    ) -> NDArray[np.uint64]: ...
+    def together(
+        self,
+        pointers: Sequence[int],
+        params: Sequence[float],
+        arena: int,
+        fault: int,
+        most: int,
+    ) -> tuple[NDArray[np.uint64], int]: ...
     def launch(
         self,
         interpreter: DeviceInterpreter,
@@ -36,7 +53,10 @@ class BoundProgram:
     def run(self, pointers: Sequence[int], threads: int) -> int: ...
 
 class DeviceInterpreter:
-    def __init__(self, cubin: bytes, processors: int, fault: int) -> None: ...
+    def __init__(
+        self, cubin: bytes, processors: int, fault: int, places: int, count: int
+    ) -> None: ...
+    def launch_slot(self, slot: int, shared_bytes: int, stream: int) -> None: ...
     def take_fault(self) -> int: ...
 
 class Encoder:

@@ -16,12 +16,16 @@ from typing import Any
 
 import torch
 
-from vtc.errors import EngineUnavailableError
+from vtc.errors import EngineUnavailableError, KernelFailedError
 from vtc.options import Options
 from vtc.program.module import Module
 from vtc.vm import isa, nvrtc
 from vtc.vm.image import image_of
 from vtc.vm.machine import index_error, native_module
+
+# Streams, and captured launches of several kernels; beyond that kernels are launched one by one.
+PLACES = 1 << 14
+GAVE_UP = 0xFFFFFFFF  # kGaveUp of cuda/layout.h
 
 SOURCES = Path(__file__).with_name("cuda")
 
@@ -75,7 +79,12 @@ class _Interpreter:
             self.fault = torch.zeros(1, dtype=torch.int64, pin_memory=True)
             processors = torch.cuda.get_device_properties(device).multi_processor_count
             code = _cached(architecture(device))
-            self.native = native_module().DeviceInterpreter(code, processors, self.fault.data_ptr())
+            # Where the blocks of a launch of several kernels meet: 64 bytes for each.
+            self.places = torch.zeros(PLACES, 64, dtype=torch.uint8, device=device)
+            torch.cuda.synchronize()
+            self.native = native_module().DeviceInterpreter(
+                code, processors, self.fault.data_ptr(), self.places.data_ptr(), PLACES
+            )
 
 
 @functools.cache
@@ -114,9 +123,19 @@ class DeviceEncoded:
             address = 0 if arena is None else arena.data_ptr()
             fault = launch(native, pointers, params, address, stream_of(index))
             if fault:
-                raise index_error(self.module, fault)
+                raise failure(self.module, fault)
 
         return run
+
+
+def failure(module: Module, fault: int) -> Exception:
+    """What a fault says, which a kernel of any program has found."""
+    number = (fault >> 32) - 1
+    if fault & 0xFFFFFFFF == GAVE_UP:
+        return KernelFailedError(number)
+    if number < sum(1 for _ in module.kernels()) and fault >> 8 & 0xFFFFFF < len(module.buffers):
+        return index_error(module, fault)
+    return IndexError("an index of a program that ran before this one is out of bounds")
 
 
 class DeviceMachine:

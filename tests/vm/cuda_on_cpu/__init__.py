@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vtc.errors import KernelFailedError
 from vtc.program.module import Module
 from vtc.vm import _native
+from vtc.vm.device import GAVE_UP
 from vtc.vm.image import image_of
-from vtc.vm.isa import HEAD_WORDS
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O1", "-fwrapv", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-psabi")
-BLOCK_WORDS = 3  # kBlockWords of layout.h
+LAUNCH_WORDS = 480  # kLaunchWords of layout.h
 
 
 @functools.cache
@@ -54,28 +55,66 @@ class Encoded:
         self.words = program.words()
 
     def run(self, pointers: Sequence[int], params: Sequence[float] = (), grid: int = 3) -> None:
-        """Runs every launch, with at most `grid` blocks that come one after another.
+        """Runs every kernel in a launch of its own of at most `grid` blocks.
 
         Raises IndexError for an index out of range.
         """
-        arena = torch.full((self.program.arena_bytes + 64,), 0xA5, dtype=torch.uint8)
-        fault = np.zeros(1, np.uint64)
-        for words, buffers, tasks, shared_bytes in self.launches:
-            words = words.copy()
-            words[0] = fault.ctypes.data
-            for n, buffer in enumerate(buffers):
-                address = self._address(buffer, pointers, arena.data_ptr())
-                words[BLOCK_WORDS + 2 * n] = address
-                words[1] |= np.uint64((address % 16 != 0) << n)
-            at = BLOCK_WORDS + 2 * len(buffers)
-            words[at : at + len(params)] = np.array(params, np.float64).view(np.uint64)
-            run = library().vtc_run_on_host
-            run(ctypes.c_void_p(words.ctypes.data), len(words), min(tasks, grid), shared_bytes)
-        if fault[0]:
-            raise IndexError(f"fault {int(fault[0]):#x}")
+        arena, fault = self._memory()
+        longest = max((words for words, *_ in self.launches), default=0)
+        given = (pointers, params, arena.data_ptr(), fault.ctypes.data)
+        slots = self.program.slots(*given, len(self.launches), longest)
+        for n, (words, tasks, shared_bytes) in enumerate(self.launches):
+            slot = slots[n * longest :][:longest]
+            count = words if words <= LAUNCH_WORDS else -1
+            launch(slot, count, min(tasks, grid), shared_bytes)
+        judge(fault)
 
-    def _address(self, buffer: int, pointers: Sequence[int], arena: int) -> int:
-        if buffer < 0:
-            return arena
-        kind, _, offset = map(int, self.words[HEAD_WORDS + 3 * buffer :][:3])
-        return arena + offset if kind >> 8 & 1 else pointers[buffer]
+    def run_together(
+        self, pointers: Sequence[int], params: Sequence[float] = (), most: int = 3, absent: int = 0
+    ) -> None:
+        """Runs all kernels in one launch of at most `most` blocks, if it has room for them.
+
+        absent: blocks that never come. Raises IndexError for an index out of range,
+        KernelFailedError where blocks have waited in vain.
+        """
+        if sum(words for words, *_ in self.launches) > LAUNCH_WORDS:
+            return self.run(pointers, params)
+        arena, fault = self._memory()
+        words, grid = self.program.together(
+            pointers, params, arena.data_ptr(), fault.ctypes.data, most
+        )
+        shared_bytes = max((bytes_ for *_, bytes_ in self.launches), default=0)
+        place = np.zeros(2, np.uint32)
+        launch(words, len(words), grid, shared_bytes, place, grid - absent)
+        judge(fault)
+        assert place[0] == 0
+        return None
+
+    def _memory(self) -> tuple[torch.Tensor, np.ndarray]:
+        arena = torch.full((self.program.arena_bytes + 64,), 0xA5, dtype=torch.uint8)
+        return arena, np.zeros(1, np.uint64)
+
+
+def judge(fault: np.ndarray) -> None:
+    """Raises what a fault says."""
+    word = int(fault[0])
+    if word & 0xFFFFFFFF == GAVE_UP:
+        raise KernelFailedError((word >> 32) - 1)
+    if word:
+        raise IndexError(f"fault {word:#x}")
+
+
+def launch(
+    words: np.ndarray,
+    count: int,
+    grid: int,
+    shared_bytes: int,
+    place: np.ndarray | None = None,
+    there: int | None = None,
+) -> None:
+    """Runs `there` blocks of a launch of `grid`, whose words come with it, or lie in a slot if
+    `count` is negative."""
+    address = ctypes.c_void_p(None if place is None else place.ctypes.data)
+    there = grid if there is None else there
+    at = ctypes.c_void_p(words.ctypes.data)
+    library().vtc_run_on_host(at, count, address, grid, there, shared_bytes)

@@ -3,7 +3,7 @@
 
 #include <sys/mman.h>
 
-#include "../../../src/vtc/vm/cuda/interpreter.cuh"
+#include "../../../src/vtc/vm/cuda/launch.cuh"
 
 // Shared memory that ends at a page that nothing may touch.
 class Shared {
@@ -29,16 +29,30 @@ class Shared {
   char *base_, *start_;
 };
 
-extern "C" void vtc_run_on_host(const uint64_t* words, int count, unsigned grid,
-                                int shared_bytes) {
-  Shared shared(shared_bytes);
+// Runs the first `there` blocks of a launch of `grid`, in turns. words: `count`, or those of one kernel
+// in memory if it is negative.
+extern "C" void vtc_run_on_host(const uint64_t* words, int count, unsigned* place, unsigned grid,
+                                unsigned there, int shared_bytes) {
+  auto launch = std::make_unique<vtc::Launch>();
+  launch->elsewhere = count < 0 ? words : nullptr;
+  launch->count = count < 0 ? 0 : count;
+  launch->place = place;
+  if (count > 0) std::memcpy(launch->words, words, count * sizeof *words);
   grid_size.x = grid;
-  for (unsigned block = 0; block < grid; ++block) {
-    block_index.x = block;
-    std::memset(shared.data(), 0xa5, shared.size());
-    std::memcpy(shared.data(), words, count * sizeof *words);
-    auto own = std::make_unique<Block>();
-    own->work = [&] { vtc::interpret(shared.data(), count); };
-    own->run();
+  std::vector<std::unique_ptr<Shared>> shared;
+  std::vector<std::unique_ptr<Block>> blocks;
+  for (unsigned n = 0; n < there; ++n) {
+    shared.push_back(std::make_unique<Shared>(shared_bytes));
+    std::memset(shared.back()->data(), 0xa5, shared.back()->size());
+    blocks.push_back(std::make_unique<Block>());
+    blocks.back()->work = [&launch, memory = shared.back()->data()] {
+      vtc::run_launch(*launch, memory);
+    };
+    blocks.back()->start();
+  }
+  for (bool going = true; going;) {
+    going = false;
+    for (block_index.x = 0; block_index.x < there; ++block_index.x)
+      going |= blocks[block_index.x]->step();
   }
 }

@@ -43,7 +43,7 @@ __device__ __forceinline__ Access access_of(const Tile& t, int n) {
 
 enum CursorFlag : uint32_t {
   kVectors = 1,  // 16 bytes may be moved at once
-  kWhole = 2,    // and all slots of the tile are there
+  kWhole = 2,    // and all slots of the tile are there, at distances of 32 bits
   kTerms = 4,    // runtime indices are still to be added
 };
 
@@ -54,6 +54,7 @@ struct alignas(16) Cursor {
   int64_t base;  // the same in elements of the buffer
   int64_t row, column;
   uint32_t rows, columns, flags, size;
+  int64_t step;  // elements to this block's next task, where tasks are along one dimension
 
   __device__ __forceinline__ bool has_row(int i) const {
     return i >= static_cast<int>(rows & 0xffff) && i < static_cast<int>(rows >> 16);
@@ -75,6 +76,9 @@ __device__ __forceinline__ Cursor& cursor_at(const Tile& t, int n) {
 __device__ __forceinline__ int clamp_to(int64_t x) {
   return x < 0 ? 0 : x > 0xffff ? 0xffff : static_cast<int>(x);
 }
+
+// Are all rows of a tile at distances of 32 bits, if they have this stride?
+__device__ __forceinline__ bool near(int64_t row) { return row > -(1 << 20) && row < 1 << 20; }
 
 // The cursor of an access at coordinates `at`; r and c are the extents there. What is written does
 // not vary along an axis that its kind lacks: one element stands for all.
@@ -102,10 +106,12 @@ __device__ __forceinline__ Cursor point(const Tile& t, const Access& a, const in
   bool rows_full = r * slots == t.groups * kThreads && c == slots * kRun;
   bool whole = rows_full && r0 == 0 && c0 == 0 && r1 >= r && c1 >= c;
   bool vectors = a.vectors();
-  whole = whole && vectors && !a.terms() && a.type() != T_I16;
+  whole = whole && vectors && !a.terms() && a.type() != T_I16 && near(a.words.number(a.at + 2));
   uint32_t flags = (vectors ? kVectors : 0) | (whole ? kWhole : 0) |
                    (a.terms() ? kTerms : 0);
-  int size = itemsize(a.type());
+  int size = itemsize(a.type()), steady = t.steady();
+  int64_t step = 0;
+  if (steady >= 0) step = t.blocks() * t.span(steady) * a.words.number(a.at + kAccessFixed + steady);
   return Cursor{a.pointer() + base * size,
                 base,
                 a.words.number(a.at + 2),
@@ -113,7 +119,8 @@ __device__ __forceinline__ Cursor point(const Tile& t, const Access& a, const in
                 static_cast<uint32_t>(r0) | static_cast<uint32_t>(r1) << 16,
                 static_cast<uint32_t>(c0) | static_cast<uint32_t>(c1) << 16,
                 flags,
-                static_cast<uint32_t>(size)};
+                static_cast<uint32_t>(size),
+                step};
 }
 
 __device__ __forceinline__ void point_one(const Tile& t, int n, const Access& a, int set) {
@@ -158,21 +165,19 @@ __device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
 }
 
 // The same for a task that follows one `grid` before it, where neither it nor the one ahead is the
-// last: all accesses move by as many elements.
+// last: every access moves by its own step.
 __device__ __forceinline__ void step_task(const Tile& t, int ahead, int grid) {
   int lane = t.thread % 32, d = t.steady();
   int64_t tasks = grid * t.span(d);
   __syncwarp();
   if (lane < 2) t.coordinate(lane)[d] += tasks;
-  int own = t.accesses(), all = own + (ahead < t.tasks() ? t.copies() : 0);
-  int table = t.dimension(t.dims());
+  int all = t.accesses() + (ahead < t.tasks() ? t.copies() : 0);
 #pragma unroll 1
   for (int n = lane; n < all; n += 32) {
-    int which = n < own ? n : static_cast<int>(t.words[table + n] & 0xffffffff);
-    int64_t move = tasks * t.words.number(access_of(t, which).at + kAccessFixed + d);
     Cursor& c = cursor_at(t, n);
-    c.base += move;
-    c.address += move * static_cast<int>(c.size);
+    int64_t step = c.step;
+    c.base += step;
+    c.address += step * static_cast<int>(c.size);
   }
   __syncwarp();
 }

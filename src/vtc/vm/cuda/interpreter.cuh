@@ -55,11 +55,11 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
   Tile t;
   Spots s;
   start(t, s, shared, count);
-  int task = blockIdx.x, stages = t.stages(), stage = 0;
+  int task = t.first(), stages = t.stages(), stage = 0;
   if (task >= t.tasks()) return;
   // The prologue runs at the coordinates of task 0.
   for (int n = 0, first = stages ? stages - 1 : 1; n < first; ++n) {
-    int ahead = stages ? task + n * static_cast<int>(gridDim.x) : t.tasks();
+    int ahead = stages ? task + n * t.blocks() : t.tasks();
     take_task(t, 0, ahead);
     if (ahead < t.tasks()) copy_ahead(t, s, stage_at(t, n));
     commit_copies();
@@ -130,7 +130,7 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
       case D_FETCH_B: fetch(t, own.a(), now.argument, b); break;
       case D_A_TO_B: b = a; break;
       case D_DONE: {
-        int grid = static_cast<int>(gridDim.x), last = t.tasks() - 1;
+        int grid = t.blocks(), last = t.tasks() - 1;
         if (prepared) {
           task += grid;
           stage = stage + 1 < stages ? stage + 1 : 0;

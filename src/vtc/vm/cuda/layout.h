@@ -13,7 +13,9 @@
 //   | 0 | address of the fault word: kernel + 1 (32 bits), buffer (24), term (8) of a bad index |
 //   | 1 | bit b: the address of buffer b is no multiple of 16 |
 //   | 2 | buffers (16 bits), word of the head (16), params (16), number of the kernel (16) |
-//   | 3.. | an address a buffer, then its extent (48 bits) and its number in the program (16); then
+//   | 3 | number of this block of threads among those that run the kernel (32), how many (32); written
+//   |   | by the device |
+//   | 4.. | an address a buffer, then its extent (48 bits) and its number in the program (16); then
 //   |     | the params (f64 bits) |
 //   | head | dimensions (8), row (8), column (8), copies (8), stages (8), accesses (8), 1 + the only
 //   |     | dimension with tasks (8), where there are no masks and no loops |
@@ -25,6 +27,18 @@
 //   | +6.. | size, span, tasks of each dimension |
 //   | then | the word of each access |
 //   | then | of each copy ahead: the number of its access (32), its byte in a stage (32) |
+//
+// A launch has one such block of words, or several, one behind another. Before each there is what
+// says whether and where it is run:
+//
+//   | word | contents |
+//   |---|---|
+//   | 0 | length of the block (32), number of conditions (32); 0: nothing is here, nor behind it |
+//   | 1 | first block of threads that runs it (31), how many (31; 0: all), decision (1), wait (1) |
+//   | 2.. | a condition: address of a byte (63), 1 if it has to be 0 (1) |
+//
+// wait: until all that is before it is done. A decision is no kernel: it copies the byte at the address
+// in word 1, a predicate, to that in word 3: what runs behind may write over predicates.
 //
 // A slot is a group of a thread: number s (thread + kThreads * group) is slot s % slots of row
 // s / slots. Element e of slot q is at column q * kRun + e, or where the distance is not 1 at
@@ -44,10 +58,10 @@
 namespace vtc {
 
 #ifndef VTC_GROUPS
-#define VTC_GROUPS 4  // of a thread
+#define VTC_GROUPS 2  // of a thread
 #endif
 #ifndef VTC_BLOCKS
-#define VTC_BLOCKS 3  // resident on a processor, by their registers
+#define VTC_BLOCKS 2  // resident on a processor, by their registers
 #endif
 
 constexpr int kRun = 8;
@@ -136,13 +150,25 @@ constexpr int kNarrow = 0x4000;
 
 constexpr int kExtentBits = 48;
 constexpr uint64_t kExtentMask = (uint64_t{1} << kExtentBits) - 1;
-constexpr int kBlockWords = 3;
+constexpr int kBlockWords = 4;
+constexpr int kDecisionWords = 4;
 constexpr int kHeadFixed = 6;
 constexpr int kAccessFixed = 4;
 constexpr int kMostAccesses = 64;
 constexpr int kWritesBit = 4;  // of a kind
 
-// Words of a block that come with a launch; a longer one, of up to kMostWords, lies in memory.
+// Words in front of a block, without conditions; shifts of the second one.
+constexpr int kPrefixWords = 2;
+constexpr int kBlocksShift = 31, kDecisionShift = 62, kWaitShift = 63;
+constexpr uint64_t kBlocksMask = (uint64_t{1} << 31) - 1;
+constexpr int kUnlessShift = 63;  // of a condition
+
+// Of the word of faults: a launch has given up waiting for the kernel.
+constexpr uint32_t kGaveUp = 0xffffffff;
+// Nanoseconds that blocks wait for each other: far more than any kernel takes.
+constexpr uint64_t kPatience = 4'000'000'000;
+
+// Words that come with a launch; a longer one, of a kernel of up to kMostWords, lies in memory.
 constexpr int kLaunchWords = 480;
 constexpr int kMostWords = 8192;
 
@@ -156,12 +182,13 @@ constexpr int held_slots(int used) { return (used + 255) / 256 * 256; }
 constexpr int wide_bytes(int held, int size) { return held * kRun * size; }
 constexpr int narrow_bytes(int size) { return kSlots * size; }
 
-// Scratch of folds: an element a slot, or two buffers of floats in turn.
+// Scratch of folds: an element a slot, or two buffers of floats in turn. Twice of it where places are
+// found.
 constexpr int kScratchBytes = kSlots * 8;
 
 // A warp's own area: two sets of coordinates, and a cursor for each access and each copy.
 constexpr int kCoordinateBytes = 2 * kMaxDims * 8;
-constexpr int kCursorBytes = 48;
+constexpr int kCursorBytes = 64;
 constexpr int warp_bytes(int cursors) { return kCoordinateBytes + cursors * kCursorBytes; }
 
 }  // namespace vtc

@@ -74,12 +74,18 @@ __device__ __forceinline__ char* group_at(const Spots& s, const Cursor& p, int g
   return p.address + (s.i(g) * p.row + s.j(g) * p.column) * size;
 }
 
+// The same in a whole tile, whose columns lie side by side.
+template <int kSize>
+__device__ __forceinline__ char* group_of_whole(const Spots& s, const Cursor& p, int g) {
+  return p.address + static_cast<int64_t>(s.i(g) * static_cast<int>(p.row) + s.j(g)) * kSize;
+}
+
 template <int kType>
 __device__ __forceinline__ void load_whole(const Tile& t, const Spots& s, const Cursor& p,
                                            Values& v) {
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
-    const char* from = group_at(s, p, g, itemsize(kType));
+    const char* from = group_of_whole<itemsize(kType)>(s, p, g);
     if (g >= t.groups) from = p.address;  // what is there counts for nothing
     Vector parts[2];
 #pragma unroll
@@ -94,7 +100,7 @@ __device__ __forceinline__ void store_whole(const Tile& t, const Spots& s, const
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     if (g >= t.groups) break;
-    char* to = group_at(s, p, g, itemsize(kType));
+    char* to = group_of_whole<itemsize(kType)>(s, p, g);
     Vector parts[2];
     pack<kType>(v.x + g * kRun, parts);
 #pragma unroll
@@ -198,6 +204,19 @@ __device__ __forceinline__ void load_staged(const Tile& t, const Spots& s, Instr
   });
 }
 
+template <int kSize>
+__device__ __forceinline__ void copy_whole(const Tile& t, const Spots& s, const Cursor& p,
+                                           unsigned char* to) {
+  constexpr int kEach = kSize * kRun / 16;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    if (g >= t.groups) break;
+    const char* from = group_of_whole<kSize>(s, p, g);
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) copy_async(to + staged_at(t, g, kEach, n), from + 16 * n);
+  }
+}
+
 // Starts the copies for which `take_task` has left cursors.
 __device__ __forceinline__ void copy_ahead(const Tile& t, const Spots& s, int stage) {
   int own = t.accesses(), table = t.dimension(t.dims()) + own;
@@ -207,6 +226,13 @@ __device__ __forceinline__ void copy_ahead(const Tile& t, const Spots& s, int st
     if (!(p.flags & kVectors)) continue;
     unsigned char* to = t.shared + stage + static_cast<int>(t.words[table + n] >> 32);
     int size = static_cast<int>(p.size), each = size == 2 ? 1 : 2;
+    if (p.flags & kWhole) {
+      if (size == 2)
+        copy_whole<2>(t, s, p, to);
+      else
+        copy_whole<4>(t, s, p, to);
+      continue;
+    }
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (g >= t.groups) break;

@@ -84,11 +84,28 @@ __device__ __forceinline__ void store_vector(void* p, Vector v) {
                : "memory");
 }
 
+__device__ __forceinline__ unsigned load_acquire(const unsigned* p) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
+  return t;
+}
+
 // 16 bytes from global to shared memory, of which those behind `bytes` become 0.
 __device__ __forceinline__ void copy_async(void* shared, const void* global, int bytes) {
   uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
                : "memory");
+}
+
+__device__ __forceinline__ void copy_async(void* shared, const void* global) {
+  uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

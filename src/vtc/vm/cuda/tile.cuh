@@ -61,6 +61,10 @@ struct Tile {
   __device__ __forceinline__ int tasks() const { return static_cast<int>(words[head + 2]); }
   __device__ __forceinline__ int scratch() const { return words[head + 4] >> 32; }
 
+  // Of the blocks of threads that run the kernel: this one's number, and how many there are.
+  __device__ __forceinline__ int first() const { return words[kBlockWords - 1] & 0xffffffff; }
+  __device__ __forceinline__ int blocks() const { return words[kBlockWords - 1] >> 32; }
+
   // This warp's own area.
   __device__ __forceinline__ unsigned char* own() const {
     int first = static_cast<int>(words[head + 5] & 0xffffffff);

@@ -162,28 +162,68 @@ std::unique_ptr<Program> from_words(nb::ndarray<const Word, nb::ndim<1>, nb::c_c
   return program;
 }
 
-// Launches a program that was encoded for a device, unless a kernel before it has found a fault,
-// which is then given.
-uint64_t launch(const Program& program, const vtc::DeviceInterpreter& interpreter,
-                const std::vector<uintptr_t>& pointers, const std::vector<double>& params,
-                uintptr_t arena, uintptr_t stream) {
-  check(program, pointers, params);
-  if (uint64_t fault = interpreter.take_fault()) return fault;
+// The address of each buffer.
+std::vector<uintptr_t> addresses(const Program& program, const std::vector<uintptr_t>& pointers,
+                                 uintptr_t arena) {
   vtc::ProgramView view = view_of(program);
   std::vector<uintptr_t> at(pointers);
   for (int b = 0; b < view.buffers(); ++b)
     if (view.in_arena(b)) at[b] = arena + view.offset(b);
-  for (const vtc::DeviceKernel& kernel : program.launches)
-    interpreter.launch(kernel, at, params, arena, stream);
+  return at;
+}
+
+// The kernels of a program, each in a slot of `words` words, as captured launches read them; slots
+// that are left are empty.
+WordArray slots(const Program& program, const std::vector<uintptr_t>& pointers,
+                const std::vector<double>& params, uintptr_t arena, uintptr_t fault, size_t count,
+                size_t words) {
+  check(program, pointers, params);
+  std::vector<uintptr_t> at = addresses(program, pointers, arena);
+  if (program.launches.size() > count) throw nb::value_error("the program has too many kernels");
+  std::vector<Word> found(count * words);
+  for (size_t n = 0; n < program.launches.size(); ++n) {
+    const vtc::DeviceKernel& kernel = program.launches[n];
+    if (kernel.words() > words) throw nb::value_error("a kernel of the program is too long");
+    vtc::fill_kernel(kernel, at, params, arena, fault, found.data() + n * words);
+  }
+  return array_of(found);
+}
+
+// All kernels of a program as one launch of at most `most` blocks has them, and how many it has.
+nb::tuple together(const Program& program, const std::vector<uintptr_t>& pointers,
+                   const std::vector<double>& params, uintptr_t arena, uintptr_t fault,
+                   int64_t most) {
+  check(program, pointers, params);
+  std::vector<uintptr_t> at = addresses(program, pointers, arena);
+  size_t words = 0;
+  for (const vtc::DeviceKernel& kernel : program.launches) words += kernel.words();
+  std::vector<Word> found(words);
+  words = 0;
+  for (const vtc::DeviceKernel& kernel : program.launches) {
+    vtc::fill_kernel(kernel, at, params, arena, fault, found.data() + words);
+    words += kernel.words();
+  }
+  int64_t grid = vtc::share_blocks(program.launches, most, found.data());
+  return nb::make_tuple(array_of(found), grid);
+}
+
+// Launches a program that was encoded for a device, unless a kernel before it has found a fault,
+// which is then given.
+uint64_t launch(const Program& program, vtc::DeviceInterpreter& interpreter,
+                const std::vector<uintptr_t>& pointers, const std::vector<double>& params,
+                uintptr_t arena, uintptr_t stream) {
+  check(program, pointers, params);
+  if (uint64_t fault = interpreter.take_fault()) return fault;
+  std::vector<uintptr_t> at = addresses(program, pointers, arena);
+  interpreter.launch(program.launches, at, params, arena, stream);
   return 0;
 }
 
-// (words, numbers of buffers, tasks, bytes of shared memory) of each launch.
+// (number of words, tasks, bytes of shared memory) of each kernel.
 nb::list launches(const Program& program) {
   nb::list found;
   for (const vtc::DeviceKernel& kernel : program.launches)
-    found.append(nb::make_tuple(array_of(kernel.block), kernel.buffers, kernel.tasks,
-                                kernel.shared_bytes));
+    found.append(nb::make_tuple(kernel.words(), kernel.tasks, kernel.shared_bytes));
   return found;
 }
 
@@ -222,6 +262,10 @@ NB_MODULE(_native, m) {
                      return used;
                    })
       .def_prop_ro("launches", &launches)
+      .def("slots", &slots, nb::arg("pointers"), nb::arg("params"), nb::arg("arena"),
+           nb::arg("fault"), nb::arg("count"), nb::arg("words"))
+      .def("together", &together, nb::arg("pointers"), nb::arg("params"), nb::arg("arena"),
+           nb::arg("fault"), nb::arg("most"))
       .def("launch", &launch, nb::arg("interpreter"), nb::arg("pointers"), nb::arg("params"),
            nb::arg("arena"), nb::arg("stream"))
       .def("run", &run, nb::arg("pointers"), nb::arg("params"), nb::arg("threads"))
@@ -243,10 +287,14 @@ NB_MODULE(_native, m) {
   nb::class_<vtc::DeviceInterpreter>(m, "DeviceInterpreter")
       .def(
           "__init__",
-          [](vtc::DeviceInterpreter* self, nb::bytes cubin, int processors, uintptr_t fault) {
-            new (self) vtc::DeviceInterpreter(cubin.c_str(), processors, fault);
+          [](vtc::DeviceInterpreter* self, nb::bytes cubin, int processors, uintptr_t fault,
+             uintptr_t places, size_t count) {
+            new (self) vtc::DeviceInterpreter(cubin.c_str(), processors, fault, places, count);
           },
-          nb::arg("cubin"), nb::arg("processors"), nb::arg("fault"))
+          nb::arg("cubin"), nb::arg("processors"), nb::arg("fault"), nb::arg("places"),
+          nb::arg("count"))
+      .def("launch_slot", &vtc::DeviceInterpreter::launch_slot, nb::arg("slot"),
+           nb::arg("shared_bytes"), nb::arg("stream"))
       .def("take_fault", &vtc::DeviceInterpreter::take_fault);
   nb::class_<vtc::TensorWatch>(m, "TensorWatch")
       .def("__init__", &watch_tensors, nb::arg("functions"), nb::arg("tensors"),

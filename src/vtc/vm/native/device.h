@@ -2,20 +2,43 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "words.h"
 
 namespace vtc {
 
-// One launch: its words, where addresses and params are still to be filled in.
+// A kernel runs if a decision, a byte at an offset of the arena, is so.
+struct DeviceCondition {
+  int64_t offset;
+  bool wanted;
+};
+
+// One kernel: its words, where addresses and params are still to be filled in. Or a decision: the
+// predicate in the first of its buffers is copied to `decision` in the arena.
 struct DeviceKernel {
   std::vector<Word> block;
   std::vector<int> buffers;  // of the program, one an address; -1: the arena
+  std::vector<DeviceCondition> conditions;
   int64_t tasks = 0;
   int shared_bytes = 0;
   int64_t arena_offset = 0;  // of its words, where they are too many to come with a launch
+  int64_t decision = -1;
+  bool waits = false;  // for what is before it
+
+  // With what stands in front.
+  size_t words() const;
 };
+
+// The words of a kernel with what stands in front, with addresses and params filled in. pointers: an
+// address a buffer of the program; fault: address of the word where a bad index is told.
+void fill_kernel(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
+                 std::span<const double> params, uintptr_t arena, uintptr_t fault, Word* to);
+
+// Which blocks of threads run which of the kernels that lie in `words`, of at most `most`: those that
+// need not wait for each other run side by side. The number of blocks.
+int64_t share_blocks(std::span<const DeviceKernel> kernels, int64_t most, Word* words);
 
 // Groups of elements in a row of a tile. Where columns are folded, threads of a warp share a row, or
 // whole warps do.

@@ -105,10 +105,7 @@ void DeviceEmitter::instruction(int at) {
     case OP_MOVE: return move(at);
     case OP_REDUCE: return reduce(at);
     case OP_ACCUM: return accumulate(at);
-    case OP_INIT:
-      define(r.dst);
-      slow(OP_MOVE, r.type2, 0, home(r.dst), kImmediate, kNowhere);
-      return push(identity_bits(static_cast<int>(r.w[1]), r.type2));
+    case OP_INIT: return begin_fold(at);
     case OP_FINISH: return finish(at);
     case OP_SPILL: return spill(at);
     case OP_MERGE: return merge(at);
@@ -245,6 +242,32 @@ bool DeviceEmitter::fast_fold(const DeviceInstruction& r) const {
   return r.type == T_F32 && static_cast<int>(r.w[1]) <= FOLD_MIN && covers;
 }
 
+// An accumulator holds the identity, and no place.
+void DeviceEmitter::set_identity(int fold, int type, int accumulator, int places) {
+  slow(OP_MOVE, type, 0, accumulator, kImmediate, kNowhere);
+  push(identity_bits(fold, type));
+  if (!has_places(fold)) return;
+  slow(OP_MOVE, T_I64, 0, places, kImmediate, kNowhere);
+  push(~Word{0});
+}
+
+// Where the places of an accumulator lie.
+int DeviceEmitter::places_of(const DeviceInstruction& r) {
+  return has_places(static_cast<int64_t>(r.w[1])) ? home(b_of(r.head())) : kNowhere;
+}
+
+// The strides of places behind a fold.
+void DeviceEmitter::push_strides(const DeviceInstruction& r) {
+  if (!has_places(static_cast<int64_t>(r.w[1]))) return;
+  for (int d = 0; d < kernel_.dims(); ++d) push(r.w[2 + d]);
+}
+
+void DeviceEmitter::begin_fold(int at) {
+  const DeviceInstruction& r = read_.code[at];
+  define(r.dst);
+  set_identity(static_cast<int>(r.w[1]), r.type2, home(r.dst), places_of(r));
+}
+
 void DeviceEmitter::reduce(int at) {
   const DeviceInstruction& r = read_.code[at];
   int fold = static_cast<int>(r.w[1]), mode = folded_axes(r);
@@ -255,16 +278,17 @@ void DeviceEmitter::reduce(int at) {
   }
   Word word = fold_word(fold, mode, kind_a_of(r.head()));
   ensure_home(r.a);
-  int type = accumulator_type(fold, r.type), parts = fresh(kItemsize[type] == 8 ? 8 : 4,
-                                                           read_.registers[r.dst].narrow);
-  slow(OP_MOVE, type, 0, parts, kImmediate, kNowhere);
-  push(identity_bits(fold, type));
+  bool narrow = read_.registers[r.dst].narrow;
+  int type = accumulator_type(fold, r.type), parts = fresh(kItemsize[type] == 8 ? 8 : 4, narrow);
+  int places = has_places(fold) ? fresh(8, narrow) : kNowhere;
+  set_identity(fold, type, parts, places);
   int from = number(r.a) ? kImmediate : home(r.a);
-  slow(OP_ACCUM, r.type, type, parts, from, kNowhere);
+  slow(OP_ACCUM, r.type, type, parts, from, places);
   push(word);
   push_number(from, numbers_[r.a]);
+  push_strides(r);
   define(r.dst);
-  slow(OP_FINISH, r.type, type, home(r.dst), parts, kNowhere);
+  slow(OP_FINISH, r.type, type, home(r.dst), parts, places);
   push(word);
 }
 
@@ -279,25 +303,26 @@ void DeviceEmitter::accumulate(int at) {
   ensure_home(r.a);
   ensure_home(r.dst);
   int from = number(r.a) ? kImmediate : home(r.a);
-  slow(OP_ACCUM, r.type, r.type2, home(r.dst), from, kNowhere);
+  slow(OP_ACCUM, r.type, r.type2, home(r.dst), from, places_of(r));
   push(fold_word(fold, mode, kind_a_of(r.head())));
   push_number(from, numbers_[r.a]);
+  push_strides(r);
 }
 
 void DeviceEmitter::finish(int at) {
   const DeviceInstruction& r = read_.code[at];
   int from = home(r.a);
   define(r.dst);
-  slow(OP_FINISH, r.type, r.type2, home(r.dst), from, kNowhere);
+  slow(OP_FINISH, r.type, r.type2, home(r.dst), from, places_of(r));
   push(fold_word(static_cast<int>(r.w[1]), modes_[r.a], kind_dst_of(r.head())));
 }
 
 void DeviceEmitter::spill(int at) {
   const DeviceInstruction& r = read_.code[at];
   int fold = static_cast<int>(r.w[1]), kind = kind_a_of(r.head()), own = home(r.a);
-  slow(OP_FINISH, r.type2, r.type2, own, own, kNowhere);
+  slow(OP_FINISH, r.type2, r.type2, kNowhere, own, places_of(r));
   push(fold_word(fold, modes_[r.a], kind));
-  slow(OP_SPILL, r.type, r.type2, kNowhere, own, buffer(-1));
+  slow(OP_SPILL, r.type, r.type2, places_of(r), own, buffer(-1));
   push(fold_word(fold, 0, kind));
   push(r.w[2]);
   push(r.w[3]);
@@ -307,9 +332,8 @@ void DeviceEmitter::merge(int at) {
   const DeviceInstruction& r = read_.code[at];
   int fold = static_cast<int>(r.w[1]), kind = kind_dst_of(r.head());
   define(r.dst);
-  slow(OP_MOVE, r.type2, 0, home(r.dst), kImmediate, kNowhere);
-  push(identity_bits(fold, r.type2));
-  slow(OP_MERGE, r.type, r.type2, home(r.dst), kNowhere, buffer(-1));
+  set_identity(fold, r.type2, home(r.dst), places_of(r));
+  slow(OP_MERGE, r.type, r.type2, home(r.dst), places_of(r), buffer(-1));
   push(fold_word(fold, 0, kind));
   for (int n = 2; n < 6; ++n) push(r.w[n]);
   // One thread has each element: FINISH finds it among those that hold the identity.

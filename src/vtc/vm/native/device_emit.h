@@ -60,6 +60,10 @@ class DeviceEmitter {
   void load(int at);
   void store(int at);
   void move(int at);
+  void begin_fold(int at);
+  void set_identity(int fold, int type, int accumulator, int places);
+  int places_of(const DeviceInstruction& r);
+  void push_strides(const DeviceInstruction& r);
   void reduce(int at);
   void accumulate(int at);
   void finish(int at);

@@ -18,9 +18,9 @@ constexpr int kMostShared = 232448;
 constexpr int kSharedAttribute = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr const char* kName = "vtc_run";
 
-// The argument of the kernel.
+// The argument of the kernel, as in cuda/launch.cuh.
 struct Launch {
-  uint64_t elsewhere, count;
+  uint64_t elsewhere = 0, place = 0, count = 0;
   Word words[kLaunchWords];
 };
 
@@ -32,7 +32,10 @@ struct Driver {
   int (*set_attribute)(void* function, int attribute, int value);
   int (*launch)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                 unsigned bz, unsigned shared, void* stream, void** params, void** extra);
+  int (*launch_together)(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                         unsigned by, unsigned bz, unsigned shared, void* stream, void** params);
   int (*copy)(uint64_t to, const void* from, size_t bytes, void* stream);
+  int (*capturing)(void* stream, int* status);
   int (*error_name)(int error, const char** name);
 
   static const Driver& get() {
@@ -61,15 +64,19 @@ struct Driver {
     find(function, "cuModuleGetFunction");
     find(set_attribute, "cuFuncSetAttribute");
     find(launch, "cuLaunchKernel");
+    find(launch_together, "cuLaunchCooperativeKernel");
     find(copy, "cuMemcpyHtoDAsync_v2");
+    find(capturing, "cuStreamIsCapturing");
     find(error_name, "cuGetErrorName");
   }
 };
 
 }  // namespace
 
-DeviceInterpreter::DeviceInterpreter(const void* cubin, int processors, uintptr_t fault)
-    : processors_(processors), fault_(fault) {
+DeviceInterpreter::DeviceInterpreter(const void* cubin, int processors, uintptr_t fault,
+                                     uintptr_t places, size_t count)
+    : processors_(processors), fault_(fault), next_place_(places),
+      places_end_(places + count * kPlaceBytes) {
   const Driver& driver = Driver::get();
   driver.check(driver.load(&module_, cubin), "loading the interpreter");
   driver.check(driver.function(&function_, module_, kName), kName);
@@ -78,41 +85,110 @@ DeviceInterpreter::DeviceInterpreter(const void* cubin, int processors, uintptr_
 
 DeviceInterpreter::~DeviceInterpreter() { Driver::get().unload(module_); }
 
-void DeviceInterpreter::launch(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
-                               std::span<const double> params, uintptr_t arena,
-                               uintptr_t stream) const {
+void DeviceInterpreter::launch(std::span<const DeviceKernel> kernels,
+                               std::span<const uintptr_t> pointers, std::span<const double> params,
+                               uintptr_t arena, uintptr_t stream) {
+  if (launch_together(kernels, pointers, params, arena, stream)) return;
+  for (const DeviceKernel& kernel : kernels) launch_one(kernel, pointers, params, arena, stream);
+}
+
+void DeviceInterpreter::launch_one(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
+                                   std::span<const double> params, uintptr_t arena,
+                                   uintptr_t stream) {
   const Driver& driver = Driver::get();
-  size_t n = kernel.block.size();
   Launch launch;
-  launch.count = n;
-  launch.elsewhere = 0;
-  std::vector<Word> longer(n > kLaunchWords ? n : 0);
-  Word* words = longer.empty() ? launch.words : longer.data();
-  std::copy(kernel.block.begin(), kernel.block.end(), words);
-  words[0] = fault_;
-  Word unaligned = 0;
-  for (size_t b = 0; b < kernel.buffers.size(); ++b) {
-    uintptr_t address = kernel.buffers[b] < 0 ? arena : pointers[kernel.buffers[b]];
-    words[kBlockWords + 2 * b] = address;
-    if (address % 16) unaligned |= Word{1} << b;
-  }
-  words[1] = unaligned;
-  if (!params.empty())
-    std::memcpy(words + kBlockWords + 2 * kernel.buffers.size(), params.data(), params.size_bytes());
-  int resident = std::min(kBlocks, kSharedOfProcessor / (kernel.shared_bytes + kSharedReserved));
-  int64_t grid = std::min<int64_t>(kernel.tasks, int64_t{processors_} * std::max(resident, 1));
-  if (!longer.empty()) {
-    // From memory that may be paged: the driver has taken it when this returns.
+  size_t n = kernel.words();
+  if (n <= kLaunchWords) {
+    launch.count = n;
+    fill_kernel(kernel, pointers, params, arena, fault_, launch.words);
+  } else {
+    std::vector<Word> longer(n);
+    fill_kernel(kernel, pointers, params, arena, fault_, longer.data());
     launch.elsewhere = arena + kernel.arena_offset;
-    driver.check(driver.copy(launch.elsewhere, words, n * sizeof(Word),
+    // From memory that may be paged: the driver has taken it when this returns. But for a capture,
+    // whose graph takes it in each replay.
+    bool keep = capturing(stream);
+    driver.check(driver.copy(launch.elsewhere, longer.data(), n * sizeof(Word),
                              reinterpret_cast<void*>(stream)),
                  "copying a kernel");
+    if (keep) captured_.push_back(std::move(longer));
   }
-  void* arguments[1] = {&launch};
-  driver.check(driver.launch(function_, static_cast<unsigned>(grid), 1, 1, kThreads, 1, 1,
-                             static_cast<unsigned>(kernel.shared_bytes),
-                             reinterpret_cast<void*>(stream), arguments, nullptr),
-               "launching a kernel");
+  run(&launch, std::min(kernel.tasks, resident(kernel.shared_bytes)), kernel.shared_bytes, stream);
+}
+
+// Kernels that all have few tasks go in one launch, if it has room for their words.
+bool DeviceInterpreter::launch_together(std::span<const DeviceKernel> kernels,
+                                        std::span<const uintptr_t> pointers,
+                                        std::span<const double> params, uintptr_t arena,
+                                        uintptr_t stream) {
+  if (kernels.size() < 2) return false;
+  size_t words = 0;
+  int shared_bytes = 0;
+  for (const DeviceKernel& kernel : kernels) {
+    words += kernel.words();
+    shared_bytes = std::max(shared_bytes, kernel.shared_bytes);
+  }
+  int64_t most = resident(shared_bytes);
+  if (words > kLaunchWords) return false;
+  for (const DeviceKernel& kernel : kernels)
+    if (kernel.tasks > most) return false;
+  Launch launch;
+  launch.place = place_of(stream);
+  if (!launch.place) return false;
+  launch.count = words;
+  Word* at = launch.words;
+  for (const DeviceKernel& kernel : kernels) {
+    fill_kernel(kernel, pointers, params, arena, fault_, at);
+    at += kernel.words();
+  }
+  int64_t grid = share_blocks(kernels, most, launch.words);
+  run(&launch, grid, shared_bytes, stream);
+  return true;
+}
+
+// A place where the blocks of a launch meet. Launches of a stream come one after another; a graph may
+// run beside anything. 0: there is none left.
+uintptr_t DeviceInterpreter::place_of(uintptr_t stream) {
+  bool keep = capturing(stream);
+  auto found = place_of_stream_.find(stream);
+  if (!keep && found != place_of_stream_.end()) return found->second;
+  if (next_place_ == places_end_) return 0;
+  uintptr_t own = next_place_;
+  next_place_ += kPlaceBytes;
+  if (!keep) place_of_stream_[stream] = own;
+  return own;
+}
+
+bool DeviceInterpreter::capturing(uintptr_t stream) const {
+  int status = 0;
+  const Driver& driver = Driver::get();
+  driver.check(driver.capturing(reinterpret_cast<void*>(stream), &status), "asking a stream");
+  return status != 0;
+}
+
+void DeviceInterpreter::launch_slot(uintptr_t slot, int shared_bytes, uintptr_t stream) const {
+  Launch launch;
+  launch.elsewhere = slot;
+  run(&launch, resident(shared_bytes), shared_bytes, stream);
+}
+
+int64_t DeviceInterpreter::resident(int shared_bytes) const {
+  int a_processor = std::min(kBlocks, kSharedOfProcessor / (shared_bytes + kSharedReserved));
+  return int64_t{processors_} * std::max(a_processor, 1);
+}
+
+void DeviceInterpreter::run(void* launch, int64_t grid, int shared_bytes, uintptr_t stream) const {
+  const Driver& driver = Driver::get();
+  void* arguments[1] = {launch};
+  unsigned blocks = static_cast<unsigned>(grid), bytes = static_cast<unsigned>(shared_bytes);
+  void* queue = reinterpret_cast<void*>(stream);
+  // Blocks that wait for each other have to be resident, which the driver then sees to.
+  bool together = static_cast<Launch*>(launch)->place != 0;
+  driver.check(together ? driver.launch_together(function_, blocks, 1, 1, kThreads, 1, 1, bytes,
+                                                 queue, arguments)
+                        : driver.launch(function_, blocks, 1, 1, kThreads, 1, 1, bytes, queue,
+                                        arguments, nullptr),
+               "launching a kernel, or one before it");
 }
 
 }  // namespace vtc

@@ -1,13 +1,14 @@
 // Bytecode -> the device's form of it: reading, emitting, and the block that is launched.
 
 #include <algorithm>
+#include <cstring>
 
 #include "device_emit.h"
 
 namespace vtc {
 namespace {
 
-constexpr int kSharedBytes = 74 << 10;  // of a block where three are to be resident
+constexpr int kSharedBytes = 112 << 10;  // of a block where two are to be resident
 constexpr int kMostStages = 4;
 
 // Copies ahead: which loads, and in how many stages.
@@ -62,7 +63,7 @@ class Assembler {
     own.tasks = task_count(kernel_);
     if (own.tasks >> 31) throw EncodeError("a kernel has too many tasks for the device");
     int accesses = static_cast<int>(words_.accesses.size());
-    int scratch = words_.shared_bytes, warps = scratch + kScratchBytes;
+    int scratch = words_.shared_bytes, warps = scratch + scratch_bytes();
     int copyable = static_cast<int>(words_.copyable.size());
     int before = warps + kMostWarps * warp_bytes(accesses + copyable);
     Pipeline p = choose_stages(words_, held_(), before, own.tasks);
@@ -101,6 +102,8 @@ class Assembler {
   }
 
  private:
+  int scratch_bytes() const { return read_.places ? 2 * kScratchBytes : kScratchBytes; }
+
   int held_() const { return emitter_.held; }
 
   // Words of the pool and of the code become words of the block; loads that are copied ahead find
@@ -129,7 +132,7 @@ class Assembler {
     *head++ = static_cast<Word>(tasks);
     *head++ = code | (code + words_.body) << 32;
     *head++ = static_cast<Word>(stages_at) | static_cast<Word>(words_.shared_bytes) << 32;
-    *head++ = static_cast<Word>(words_.shared_bytes + kScratchBytes) |
+    *head++ = static_cast<Word>(words_.shared_bytes + scratch_bytes()) |
               static_cast<Word>(p.stage_bytes) << 32;
     for (int d = 0; d < kernel_.dims(); ++d) {
       *head++ = static_cast<Word>(kernel_.size(d));
@@ -163,25 +166,141 @@ DeviceKernel lower(const ProgramView& program, const KernelView& kernel) {
 
 }  // namespace
 
+namespace {
+
+// The steps of a program one behind another: what is in an arm of a branch has conditions.
+class StepWalk {
+ public:
+  StepWalk(std::vector<Word>& words, std::vector<DeviceKernel>& kernels)
+      : words_(words), program_{words.data()}, kernels_(kernels) {}
+
+  void run() {
+    const Word* w = program_.steps();
+    while (op_of(*w) != OP_END) {
+      leave_arms(w);
+      switch (op_of(*w)) {
+        case OP_BARRIER:
+          waits_ = true;
+          w += 1;
+          break;
+        case OP_BRANCH: w = branch(w); break;
+        case OP_JUMP: w = jump(w); break;
+        default: {
+          KernelView kernel{w};
+          add(lower(program_, kernel));
+          w += kernel.words();
+        }
+      }
+    }
+  }
+
+ private:
+  struct Arm {
+    const Word* end;
+    DeviceCondition condition;
+  };
+
+  void add(DeviceKernel kernel) {
+    kernel.waits = waits_ && !kernels_.empty();
+    waits_ = false;
+    for (const Arm& arm : arms_) kernel.conditions.push_back(arm.condition);
+    kernels_.push_back(std::move(kernel));
+  }
+
+  // An arm ends where the other one, or what follows, begins.
+  void leave_arms(const Word* w) {
+    while (!arms_.empty() && arms_.back().end == w) arms_.pop_back();
+  }
+
+  const Word* branch(const Word* w) {
+    DeviceKernel decision;
+    decision.block.resize(kDecisionWords);
+    decision.buffers = {static_cast<int>(w[1])};
+    decision.tasks = 1;
+    decision.shared_bytes = 16;
+    decision.decision = program_.arena_bytes();
+    words_[2] += 64;
+    int64_t at = decision.decision;
+    add(std::move(decision));
+    waits_ = true;
+    arms_.push_back({words_.data() + w[2], {at, true}});
+    return w + 3;
+  }
+
+  // At the end of a first arm: the second one is here, up to where it would have jumped.
+  const Word* jump(const Word* w) {
+    int64_t at = arms_.back().condition.offset;
+    arms_.pop_back();
+    arms_.push_back({words_.data() + w[1], {at, false}});
+    waits_ = true;
+    return w + 2;
+  }
+
+  std::vector<Word>& words_;
+  ProgramView program_;
+  std::vector<DeviceKernel>& kernels_;
+  std::vector<Arm> arms_;
+  bool waits_ = false;
+};
+
+}  // namespace
+
+size_t DeviceKernel::words() const { return kPrefixWords + conditions.size() + block.size(); }
+
+void fill_kernel(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
+                 std::span<const double> params, uintptr_t arena, uintptr_t fault, Word* to) {
+  *to++ = static_cast<Word>(kernel.block.size()) | static_cast<Word>(kernel.conditions.size()) << 32;
+  *to++ = static_cast<Word>(kernel.decision >= 0) << kDecisionShift;
+  for (const DeviceCondition& own : kernel.conditions)
+    *to++ = (arena + own.offset) | static_cast<Word>(!own.wanted) << kUnlessShift;
+  std::copy(kernel.block.begin(), kernel.block.end(), to);
+  to[0] = fault;
+  if (kernel.decision >= 0) {
+    to[1] = pointers[kernel.buffers[0]];
+    to[3] = arena + kernel.decision;
+    return;
+  }
+  Word unaligned = 0;
+  for (size_t b = 0; b < kernel.buffers.size(); ++b) {
+    uintptr_t address = kernel.buffers[b] < 0 ? arena : pointers[kernel.buffers[b]];
+    to[kBlockWords + 2 * b] = address;
+    if (address % 16) unaligned |= Word{1} << b;
+  }
+  to[1] = unaligned;
+  if (!params.empty())
+    std::memcpy(to + kBlockWords + 2 * kernel.buffers.size(), params.data(), params.size_bytes());
+}
+
+int64_t share_blocks(std::span<const DeviceKernel> kernels, int64_t most, Word* words) {
+  int64_t grid = 1;
+  for (size_t first = 0; first < kernels.size();) {
+    size_t last = first + 1;
+    int64_t tasks = kernels[first].tasks;
+    for (; last < kernels.size() && !kernels[last].waits; ++last) tasks += kernels[last].tasks;
+    bool beside = tasks <= most;
+    int64_t from = 0;
+    for (size_t n = first; n < last; ++n) {
+      const DeviceKernel& kernel = kernels[n];
+      Word& range = words[1];
+      range |= static_cast<Word>(kernel.waits) << kWaitShift;
+      if (beside) range |= static_cast<Word>(from) | static_cast<Word>(kernel.tasks) << kBlocksShift;
+      from += kernel.tasks;
+      grid = std::max(grid, std::min(beside ? from : kernel.tasks, most));
+      words += kernel.words();
+    }
+    first = last;
+  }
+  return grid;
+}
+
 std::vector<DeviceKernel> lower_device(std::vector<Word>& words) {
   ProgramView program{words.data()};
   std::vector<DeviceKernel> kernels;
   kernels.reserve(program.kernels());
-  for (const Word* w = program.steps(); op_of(*w) != OP_END;) {
-    switch (op_of(*w)) {
-      case OP_BARRIER: w += 1; break;  // launches of a stream are in order
-      case OP_KERNEL: {
-        KernelView kernel{w};
-        kernels.push_back(lower(program, kernel));
-        w += kernel.words();
-        break;
-      }
-      default: throw EncodeError("the device has no branches");
-    }
-  }
+  StepWalk(words, kernels).run();
   for (DeviceKernel& kernel : kernels) {
-    size_t n = kernel.block.size();
-    if (n > kMostWords) throw EncodeError("a kernel is too long for the device");
+    size_t n = kernel.words();
+    if (kernel.block.size() > kMostWords) throw EncodeError("a kernel is too long for the device");
     if (n <= kLaunchWords) continue;
     kernel.arena_offset = program.arena_bytes();
     words[2] += (n * sizeof(Word) + 63) / 64 * 64;

@@ -12,6 +12,12 @@ bool binary(int op) {
          op == OP_SHL || op == OP_SHR;
 }
 
+bool finds_places(const DeviceInstruction& r) {
+  bool fold = r.op == OP_REDUCE || r.op == OP_INIT || r.op == OP_ACCUM || r.op == OP_FINISH ||
+              r.op == OP_SPILL || r.op == OP_MERGE;
+  return fold && has_places(static_cast<int64_t>(r.w[1]));
+}
+
 void set_operands(DeviceInstruction& r) {
   Word head = *r.w;
   switch (r.op) {
@@ -35,7 +41,9 @@ void set_operands(DeviceInstruction& r) {
       else if (binary(r.op)) r.b = b_of(head);
       return;
   }
-  if (has_places(static_cast<int64_t>(r.w[1]))) throw EncodeError("the device does not find places");
+  // What is written there is written before anything reads it.
+  bool reads_places = r.op == OP_ACCUM || r.op == OP_FINISH || r.op == OP_SPILL;
+  if (reads_places && finds_places(r)) r.b = b_of(head);
 }
 
 }  // namespace
@@ -43,7 +51,7 @@ void set_operands(DeviceInstruction& r) {
 void DeviceCode::read(const KernelView& kernel) {
   code.clear();
   registers.fill({});
-  full = 0, folded = false, looped = 0;
+  full = 0, folded = places = false, looped = 0;
   read_code(kernel.prologue(), false);
   body = static_cast<int>(code.size());
   read_code(kernel.body(), true);
@@ -87,7 +95,10 @@ void DeviceCode::classify(const KernelView& kernel) {
         note(r.dst, kind_dst_of(head), kCompute[r.type2]);
         note(r.a, kind_a_of(head), r.type);
         break;
-      case OP_INIT: case OP_MERGE: note(r.dst, kind_dst_of(head), r.type2); break;
+      case OP_INIT: case OP_MERGE:
+        note(r.dst, kind_dst_of(head), r.type2);
+        if (finds_places(r)) note(b_of(head), kind_dst_of(head), T_I64);
+        break;
       case OP_ACCUM:
         note(r.dst, kind_dst_of(head), r.type2);
         note(r.a, kind_a_of(head), r.type);
@@ -95,11 +106,13 @@ void DeviceCode::classify(const KernelView& kernel) {
       case OP_SPILL: note(r.a, kind_a_of(head), r.type2); break;
       case OP_FINISH:
         note(r.a, kind_dst_of(head), r.type2);
-        note(r.dst, kind_dst_of(head), r.type);
+        note(r.dst, kind_dst_of(head), finds_places(r) ? T_I64 : r.type);
         break;
+      case OP_REDUCE: note(r.dst, kind_dst_of(head), finds_places(r) ? T_I64 : r.type); break;
       case OP_DONE: case OP_LOOP: case OP_ENDLOOP: case OP_STORE: break;
       default: note(r.dst, kind_dst_of(head), compares(r.op) ? T_BOOL : r.type);
     }
+    places |= finds_places(r);
     if (r.op == OP_REDUCE || r.op == OP_ACCUM)
       folded |= (kind_a_of(head) & ~kind_dst_of(head) & kColumnBit) != 0;
   }

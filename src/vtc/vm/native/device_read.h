@@ -68,6 +68,7 @@ struct DeviceCode {
   std::array<DeviceRegister, kRegisters> registers;
   int full = 0;         // the axes that the kernel has, as a kind
   bool folded = false;  // along columns
+  bool places = false;  // are found: argmax, argmin
   int slots = 1;        // a row
   uint32_t looped = 0;  // dimensions
 

@@ -1,0 +1,188 @@
+"""The models of dvm_gpu.py: each over random pairs of batch and length, from cold and steady."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import dvm_models
+import torch
+from dvm_models import Headless, Inputs, Model, Sweep, machine_code, transformer
+from mmoe import MMoE
+from torch import Tensor, nn
+from torch._dynamo.utils import same
+
+import vtc
+from vtc.bench.peers import fresh_compiler
+from vtc.bench.records import CaseRecord, Config, Row
+from vtc.bench.timing import paired_ratio
+from vtc.runtime.dvm import counters
+from vtc.vm.device import interpreter
+
+PAIRS = 30
+ROUNDS = 5
+SYSTEMS = ("eager", "vtc", "inductor")
+DEVICE = "cuda"
+DTYPE = torch.bfloat16
+LAYERS = 4
+
+LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+QWEN = {**LLAMA, "hidden_size": 5120, "intermediate_size": 17408, "num_attention_heads": 40}
+
+# Of the real widths; vocabularies are cut to that of dvm_models.
+MODELS: Mapping[str, Model] = {
+    "mmoe": Model(lambda: MMoE(tasks=4), dvm_models._features, 64, 64),
+    "bert-base": Model(
+        transformer("Bert", 12), dvm_models._tokens, 16, 256, 12, lambda r: r.last_hidden_state
+    ),
+    "qwen3-14b": Model(
+        transformer("Qwen3", LAYERS, **QWEN), dvm_models._tokens, 4, 512, LAYERS, lambda r: r.logits
+    ),
+    "llama-3.1-8b": Model(
+        transformer("Llama", LAYERS, **LLAMA), dvm_models._tokens, 4, 512, LAYERS,
+        lambda r: r.logits,
+    ),
+}  # fmt: skip
+
+
+def build(name: str) -> nn.Module:
+    """A model with random weights by a seed, on the device."""
+    torch.manual_seed(0)
+    model = MODELS[name]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPE)
+    try:
+        with torch.device(DEVICE):
+            built = model.build().eval()
+    finally:
+        torch.set_default_dtype(before)
+    options = {"use_cache": False} if model.layers == LAYERS else {}
+    return Headless(built, model.outputs, options)
+
+
+def inputs(name: str, seed: int) -> list[Inputs]:
+    """Fresh inputs for every pair, on the device."""
+    generator = torch.Generator().manual_seed(seed)
+    own = MODELS[name]
+    made = [own.inputs(b, n, generator) for b, n in pairs(name)]
+    return [[t.to(DEVICE, DTYPE if t.is_floating_point() else None) for t in m] for m in made]
+
+
+def pairs(name: str) -> list[tuple[int, int]]:
+    """Random batches and lengths."""
+    draw, own = random.Random(7), MODELS[name]
+    return [(draw.randint(1, own.batch), draw.randint(1, own.length)) for _ in range(PAIRS)]
+
+
+def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A model's case and its entry of the section `sequences`."""
+    module, given = build(name), inputs(name, 1)
+    interpreter(torch.cuda.current_device())  # is built once a machine
+    sweeps: dict[str, Sweep] = {}
+    calls: dict[str, Callable[..., Any]] = {}
+    fallbacks: list[str] = []
+    done: dict[str, int] = {}
+    with torch.no_grad(), fresh_compiler(), torch._inductor.config.patch(force_disable_caches=True):
+        for args in given:  # libraries choose and load their kernels
+            module(*args)
+        counters.reset()
+        for system in SYSTEMS:
+            with machine_code() as compiled, warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", vtc.errors.FallbackWarning)
+                calls[system] = dvm_models._system(system, module)
+                sweeps[system] = _cold(calls[system], given)
+            progress(f"{name}: {system} from cold {sweeps[system].total_s:.2f} s")
+            if system == "vtc":
+                done = asdict(counters) | {"compilations": counters.compilations + len(compiled)}
+                own = [w for w in caught if issubclass(w.category, vtc.errors.FallbackWarning)]
+                fallbacks = sorted({str(w.message) for w in own})
+        for r in range(ROUNDS):
+            for system in random.Random(r).sample(SYSTEMS, len(SYSTEMS)):
+                sweeps[system].steady.append(_sweep(calls[system], given))
+        fastest = {s: min(w.steady) for s, w in sweeps.items()}
+        progress(f"{name}: steady {fastest}")
+        _judge(name, module, calls, sweeps)
+    ratio = paired_ratio(sweeps["inductor"].steady, sweeps["vtc"].steady)
+    entry = {
+        "model": name,
+        "pairs": [list(p) for p in pairs(name)],
+        "total_s": {s: sweeps[s].total_s for s in SYSTEMS},
+        "steady_s": {s: statistics.median(sweeps[s].steady) for s in SYSTEMS},
+        "inductor_total_to_vtc": sweeps["inductor"].total_s / sweeps["vtc"].total_s,
+        "inductor_steady_to_vtc": ratio.median,
+        "fallbacks": fallbacks,
+        **done,
+    }
+    rows = [_row(system, sweeps) for system in SYSTEMS]
+    own_model = MODELS[name]
+    config = Config(
+        layers=own_model.layers, context=own_model.length, dtype="bfloat16", engine="dvm"
+    )
+    return CaseRecord(name, own_model.batch, "cuda", config, rows).to_dict(), entry
+
+
+def _cold(call: Callable[..., Any], given: Sequence[Inputs]) -> Sweep:
+    first = _sweep(call, given[:1])
+    return Sweep(first + _sweep(call, given[1:]), first)
+
+
+def _sweep(call: Callable[..., Any], given: Sequence[Inputs]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for args in given:
+        call(*args)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _judge(
+    name: str,
+    module: nn.Module,
+    calls: Mapping[str, Callable[..., Any]],
+    sweeps: Mapping[str, Sweep],
+) -> None:
+    """Every pair on fresh inputs, against a float64 copy."""
+    given = inputs(name, 2)
+    answers = {s: [_list(call(*args)) for args in given] for s, call in calls.items()}
+    double = module.double()
+    for k, args in enumerate(given):
+        exact = _list(double(*(a.double() if a.is_floating_point() else a for a in args)))
+        for system, sweep in sweeps.items():
+            found, eager = answers[system][k], answers["eager"][k]
+            sweep.correct &= bool(same(eager, found, exact))
+            for f, e in zip(found, exact, strict=True):
+                error = (f.double() - e).abs().max() / e.abs().max()
+                sweep.max_rel_error = max(sweep.max_rel_error, float(error))
+
+
+def _list(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def _row(system: str, sweeps: Mapping[str, Sweep]) -> Row:
+    sweep = sweeps[system]
+    ordered = sorted(sweep.steady)
+    each = 1e3 / PAIRS
+    return Row(
+        system,
+        engine={"vtc": "dvm", "inductor": "dynamic=True"}.get(system),
+        median_ms=statistics.median(ordered) * each,
+        p10_ms=ordered[0] * each,
+        p90_ms=ordered[-1] * each,
+        first_call_s=sweep.first_call_s,
+        max_rel_error=sweep.max_rel_error,
+        correct=sweep.correct,
+        ratio_to_vtc=None if system == "vtc" else paired_ratio(sweep.steady, sweeps["vtc"].steady),
+        note=f"mean of {PAIRS} pairs, {ROUNDS} rounds; all pairs from cold {sweep.total_s:.2f} s",
+    )
