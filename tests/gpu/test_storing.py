@@ -57,7 +57,7 @@ def test_a_compiled_layer_stores_its_new_rows_as_eager_does(
     tiling = Tiling(16, 32, 2, 4, 2)
     monkeypatch.setattr(attention_choice, "_measured", lambda *_: (tiling, 1.0, 2.0))
     times = Times(as_argument(tiling), "a tiling", 1.0, 2.0)
-    monkeypatch.setattr(cached_attention, "_measured", lambda *_: times)
+    monkeypatch.setattr(cached_attention, "measured", lambda *_: times)
     monkeypatch.setattr(layers, "KEYS", 512)
     torch._dynamo.reset()
     layer = layers.Layer("stored", library=library).cuda().bfloat16().eval()
