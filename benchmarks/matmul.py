@@ -99,7 +99,6 @@ def linear(name: str, m: int, n: int, k: int, *, residual: bool) -> Case:
         d.whole(x),
         (Part(n, (d.transposed(w),), body.build()),),
         d.tensors(),
-        constant=True,
     )
 
     def bare(t: Tensors) -> None:
@@ -129,7 +128,7 @@ def gated(name: str, m: int, n: int, k: int, activation: str) -> Case:
         g = body.scalar("mul", body.scalar("mul", g, body.const(0.5)), one)
     body.store(body.scalar("mul", g, u), d.whole(out))
     part = Part(n, (d.transposed(gate), d.transposed(up)), body.build())
-    matmul = Matmul((), m, k, d.whole(x), (part,), d.tensors(), constant=True)
+    matmul = Matmul((), m, k, d.whole(x), (part,), d.tensors())
 
     def two(t: Tensors) -> None:
         torch.mm(t[x], t[gate].T)
@@ -188,7 +187,7 @@ def projections(name: str, m: int, k: int, heads: int, groups: int, width: int) 
         part(weights[1], groups, lambda shift: in_cache(keys, half, shift)),
         Part(groups * width, (d.transposed(weights[2]),), body.build()),
     )
-    matmul = Matmul((), m, k, d.whole(x), parts, d.tensors(), constant=True)
+    matmul = Matmul((), m, k, d.whole(x), parts, d.tensors())
 
     def three(t: Tensors) -> None:
         for weight in weights:
@@ -257,7 +256,7 @@ def _pointwise_convolution(
     value = body.scalar("add", body.product(), body.load(row))
     body.store(body.scalar("maximum", value, body.const(0.0)), out)
     part = Part(outputs, (d.transposed(w),), body.build())
-    return Matmul((), rows, inputs, left, (part,), d.tensors(), constant=True)
+    return Matmul((), rows, inputs, left, (part,), d.tensors())
 
 
 def cases() -> list[Case]:

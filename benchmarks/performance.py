@@ -47,11 +47,9 @@ LIMIT = (
 )
 
 DECODING = (
-    "Left: short matmuls, which end before the memory is busy, and the time between kernels. A "
-    "kernel that begins to read its weights while the one before it ends (programmatic dependent "
-    "launch), or one persistent kernel a layer, would close it. The movement kernels store new "
-    "values into a cache: attention that does it as it reads, as on sliding windows, would take "
-    "them away."
+    "Left: short matmuls, which end before the memory is busy, and the time between kernels. "
+    "Kernels that start while the one before them ends (programmatic dependent launch) made whole "
+    "models slower; one persistent kernel a layer would close it."
 )
 LEFT = {
     "llama3": DECODING,

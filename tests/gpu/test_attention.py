@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,11 @@ def test_generated_code_copies_no_strided_operand() -> None:
         torch.testing.assert_close(result, block(query, cache, line, weight), rtol=2e-2, atol=1e-1)
     assert "decode_kernel" in code
     assert "combine_kernel" in code
-    assert "triton_poi" not in code, "something is copied"
+    # Inductor may transpose the query, of one row, before it calls kernels that are not its own.
+    hints = re.findall(r"pointwise\(\s*size_hints=\{([^}]*)\}", code)
+    assert len(hints) == code.count("async_compile.triton('triton_poi")
+    sizes = [math.prod(map(int, re.findall(r": (\d+)", hint))) for hint in hints]
+    assert all(size <= query.numel() for size in sizes), "keys, values or the mask are copied"
 
 
 class Layer(torch.nn.Module):

@@ -92,7 +92,7 @@ def linear(
     out = tensors.empty(m, n)
     body.store(value, tensors.whole(out))
     part = Part(n, (tensors.transposed(w),), body.build())
-    return Matmul((), m, k, tensors.whole(x), (part,), tensors.described(), constant=True), out
+    return Matmul((), m, k, tensors.whole(x), (part,), tensors.described()), out
 
 
 def gated(tensors: Tensors, m: int, n: int, k: int, scale: float = 1.0) -> tuple[Matmul, int]:
@@ -106,7 +106,7 @@ def gated(tensors: Tensors, m: int, n: int, k: int, scale: float = 1.0) -> tuple
     body.store(body.scalar("mul", silu, u), tensors.whole(out))
     rights = (tensors.transposed(gate), tensors.transposed(up))
     part = Part(n, rights, body.build())
-    return Matmul((), m, k, tensors.whole(x), (part,), tensors.described(), constant=True), out
+    return Matmul((), m, k, tensors.whole(x), (part,), tensors.described()), out
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def projections(
         rotated(weights[1], groups, [in_cache(keys, half, 0), in_cache(keys, half, half)]),
         Part(groups * width, (tensors.transposed(weights[2]),), body.build()),
     )
-    matmul = Matmul((), m, k, tensors.whole(x), parts, tensors.described(), constant=True)
+    matmul = Matmul((), m, k, tensors.whole(x), parts, tensors.described())
     expected = []
     for weight, count, turned in zip(weights, (heads, groups, groups), (1, 1, 0), strict=True):
         y = (tensors.double(x) @ tensors.double(weight).T).view(m, count, width)

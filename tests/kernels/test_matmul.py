@@ -133,51 +133,6 @@ def test_maps_and_materialised_operands_are_bit_equal(
     assert torch.equal(tensors.values[mapped], tensors.values[dense])
 
 
-def test_an_early_kernel_waits_before_it_reads_what_others_may_have_written(
-    tensors: Tensors,
-) -> None:
-    matmul, _ = matmuls.linear(tensors, 1, 32, 64, bias=True)
-    for config in (Config(1, 8, 64, stream=True), Config(1, 8, 16, stream=True), TILE, SPLIT):
-        text = build(matmul, replace(config, early=True)).source
-        assert text.count("gdc_wait()") == 1
-        before, after = text.split("cuda.gdc_wait()")
-        assert "tl.load(x1" in after or config.depth == 64
-        assert "tl.load(x0" not in before
-        assert "tl.store" not in before
-        assert "tl.load(x2" in after
-        assert ("tl.load(x1" in before) == config.stream
-    variable = replace(matmul, constant=False)
-    assert not any(c.stream and c.early for c in candidates(variable))
-    with pytest.raises(ValueError, match="written before"):
-        build(variable, Config(1, 8, 64, stream=True, early=True))
-
-
-def test_a_tile_that_asks_ahead_does_it_before_it_waits_and_for_constant_weights_alone(
-    tensors: Tensors,
-) -> None:
-    matmul, _ = matmuls.linear(tensors, 16, 200, 512, bias=False)
-    config = Config(16, 64, 64, stages=4, splits=2, swapped=True, early=True, ahead=True)
-    text = build(matmul, config).source
-    before, after = text.split("cuda.gdc_wait()")
-    assert before.count("prefetch.global.L2") == 1
-    assert "tl.load" not in before
-    assert "prefetch" not in after
-    assert any(c.ahead for c in candidates(matmul))
-    variable = replace(matmul, constant=False)
-    assert not any(c.ahead for c in candidates(variable))
-    for wrong in (variable, matmul):
-        with pytest.raises(ValueError, match="ahead"):
-            build(wrong, replace(config, early=wrong is variable))
-    types = {f"x{n}": pointer_text(t.dtype) for n, t in enumerate(matmul.tensors)}
-    types |= {"sums": "*fp32", "counters": "*i32"}
-    options = {"num_warps": 4, "num_stages": 4, "launch_pdl": True}
-    (machine,) = compile_offline([Request(text, "matmul", types, {}, options)])
-    assert machine.spills == 0
-    words = ("prefetch.global.L2", "griddepcontrol.wait", "ld.global", "cp.async.c")
-    asked, waited, *read = (machine.ptx.find(word) for word in words)
-    assert 0 < asked < waited < min(at for at in read if at >= 0)
-
-
 def test_groups_read_a_shuffle_in_runs(tensors: Tensors) -> None:
     m, half, n = 20, 18, 24
     left, value = shuffled(tensors, m, half)

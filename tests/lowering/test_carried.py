@@ -8,9 +8,12 @@ from torch import nn
 
 from captures import program_of
 from lowering.test_own import First, captured, strategy_of
+from vtc.kernels.convolution import Convolution
+from vtc.kernels.convolution_dot import dot_kernels
 from vtc.lowering import own
 from vtc.lowering.carried import carried
 from vtc.lowering.check import check
+from vtc.lowering.described import described
 from vtc.lowering.implement import implement
 from vtc.lowering.plan import NOTHING
 from vtc.lowering.schedule import Schedule, Step
@@ -66,11 +69,22 @@ def test_a_shuffled_concat_is_stored_by_the_kernel_of_its_last_part(captured, ch
         assert found.stride() == expected.stride()
 
 
-@pytest.mark.parametrize("times", [(2.0, 1.0, 1.0), (3.0, 1.0, 1.0)])
-def test_a_copy_that_is_as_fast_by_itself_stays(captured, times):
+@pytest.mark.parametrize(("together", "stays"), [(2.0, False), (2.02, False), (2.1, True)])
+def test_a_copy_that_is_faster_by_itself_stays(captured, together, stays):
     plan, *_ = captured
     schedule = plan.schedule(strategy_of(plan, True))
-    assert carried(schedule, Stated(*times)).steps == schedule.steps
+    after = carried(schedule, Stated(together, 1.0, 1.0))
+    assert (after.steps == schedule.steps) == stays
+
+
+def test_what_is_carried_into_a_shuffle_is_stored_as_one(captured):
+    """The two halves of a concat behind a shuffle alternate in memory."""
+    plan, *_ = captured
+    schedule = carry(plan.schedule(strategy_of(plan, True)))
+    problems = [described(s).problem for s in schedule.steps if s.implementation == "kernel"]
+    found = [dot_kernels(p) for p in problems if isinstance(p, Convolution)]
+    texts = [kernels[0].source for kernels in found if kernels]
+    assert any(text.count("tl.interleave") == text.count("tl.store") == 1 for text in texts)
 
 
 class Pair(nn.Module):

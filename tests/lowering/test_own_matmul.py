@@ -62,7 +62,6 @@ class First:
     def fastest(self, step):
         found = described(step)
         tilings = matmul_candidates.likely(found.problem)
-        tilings = [t for t in tilings if not t.early]  # the interpreter has no such launch
         self.problems.append(found.problem)
         config = tilings[len(self.problems) % len(tilings)]
         return own.as_step(Launch("", build(found.problem, config)), found.results)
@@ -149,27 +148,6 @@ def test_projections_around_a_reduction_equal_float64(model: type[nn.Module]) ->
     for one, other in zip(got, exact, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
     assert plan.own
-
-
-def test_launches_that_read_weights_early_are_not_shared_with_computed_operands() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
-
-        def forward(self, x):
-            x = torch.softmax(F.linear(x, self.weight), -1)
-            return F.linear(x, torch.softmax(self.weight, -1))
-
-    plan, _ = planned(Twice().eval(), torch.randn(2, WIDTH))
-    steps = [s for s in plan.schedule(NOTHING).steps if s.implementation == "kernel"]
-    first, second = steps
-    assert own.signature(first) == own.signature(second)
-    tuner = own.Tuner(cache=None, progress=print, constants=frozenset(plan.weights))
-    assert tuner._key_of(first) != tuner._key_of(second)
-    problems = [described(s, tuner.constants).problem for s in steps]
-    assert [p.constant for p in problems] == [True, False]
-    assert not any(c.early and c.stream for c in matmul_candidates.likely(problems[1]))
 
 
 def test_many_rows_stay_with_the_libraries() -> None:

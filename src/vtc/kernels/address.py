@@ -34,7 +34,8 @@ class Coordinate:
     text: a Triton integer expression, a scalar or one that broadcasts to the block's shape, such as
     "rows[:, None]"; dims: the block dimensions along which it varies. start and length: where the
     coordinate counts up by one along its one dimension, its first value (a scalar expression) and
-    the number of values; multiple: a number that divides every start.
+    the number of values; multiple: a number that divides every start; limit: the coordinate of the
+    first lane that is no point of the space, where that is known.
     """
 
     text: str
@@ -42,6 +43,7 @@ class Coordinate:
     start: str | None = None
     length: str | None = None
     multiple: int = 1
+    limit: int | None = None
 
 
 @dataclass(frozen=True)

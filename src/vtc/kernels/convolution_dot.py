@@ -58,12 +58,14 @@ def dot_kernel(convolution: Convolution, tile: DotTile) -> Kernel:
         _print_pixels(lines, n, height, width)
         lines.add(f"total = tl.zeros(({tile.pixels}, {tile.channels}), tl.float32)")
         _print_sum(convolution, tile, text)
+        multiple = _channel_multiple(convolution, tile)
+        limit = channels if convolution.groups == 1 else None
         space = Space(
             (
                 Coordinate("n[:, None]", (0,)),
                 Coordinate("oh[:, None]", (0,)),
                 _last_pixel_coordinate(convolution, tile),
-                block("o", "o0", tile.channels, 1, _channel_multiple(convolution, tile)),
+                block("o", "o0", tile.channels, 1, multiple, limit),
             ),
             (str(tile.pixels), str(tile.channels)),
             (

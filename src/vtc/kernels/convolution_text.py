@@ -114,10 +114,17 @@ class Text:
         epilogue.write(body, self.printer(space), output, self.tensors, [result])
 
 
-def block(text: str, start: str | None, length: int, dim: int, multiple: int = 1) -> Coordinate:
-    """A coordinate that counts up along one of two block dimensions."""
+def block(
+    text: str,
+    start: str | None,
+    length: int,
+    dim: int,
+    multiple: int = 1,
+    limit: int | None = None,
+) -> Coordinate:
+    """A coordinate that counts up along one of two block dimensions, to a limit."""
     lanes = f"{text}[:, None]" if dim == 0 else f"{text}[None, :]"
-    return Coordinate(lanes, (dim,), start, str(length), multiple)
+    return Coordinate(lanes, (dim,), start, str(length), multiple, limit)
 
 
 def divisor(*numbers: int) -> int:

@@ -14,6 +14,7 @@ Reductions and scans have no text here: they need more than a block.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ import sympy
 from vtc.index.access import Access, Bound, Layout, accesses
 from vtc.index.map import IndexMap
 from vtc.index.sizes import Size
+from vtc.kernels import interleave
 from vtc.kernels.io import NONE, Pointers, Printer, Value
 from vtc.kernels.text import number_text, size_text, type_text
 from vtc.program import tile
@@ -143,9 +145,50 @@ class _Writer:
         self.everything = frozenset(range(len(printer.space.shape)))
 
     def write(self, body: Sequence[Instr]) -> None:
-        for instruction in body:
+        pairs = self._pairs(body)
+        paired = {k for pair in pairs.values() for k in pair}
+        for number, instruction in enumerate(body):
+            if number in pairs:
+                self._store_both(*(body[k] for k in pairs[number]))
+            if number in paired:
+                self.values.append(Value("", NONE))
+                continue
             form = _FORMS.get(instruction.op, _Writer._scalar)
             self.values.append(form(self, instruction))
+
+    def _pairs(self, body: Sequence[Instr]) -> dict[int, tuple[int, int]]:
+        """Stores whose elements alternate in a tensor that nothing is loaded from."""
+        loaded = tensors_of(body, "load")
+        found: dict[int, Access] = {}
+        for number, instruction in enumerate(body):
+            if instruction.op == "store" and isinstance(instruction.constant, IndexMap):
+                pieces, *_ = self._addressed(instruction)
+                if len(pieces) == 1 and pieces[0].source not in loaded:
+                    found[number] = pieces[0]
+        pairs = interleave.pairs(found)
+        return pairs if pairs and self._widened else {}
+
+    @functools.cached_property
+    def _widened(self) -> Printer | None:
+        """Of blocks with two lanes for each one along the last dimension."""
+        printer = self.printer
+        space = interleave.widened(printer.space, printer.lines)
+        if space is None:
+            return None
+        wide, checked = printer.wide, printer.checked
+        return Printer(printer.lines, space, printer.pointers, wide=wide, checked=checked)
+
+    def _store_both(self, even: Instr, odd: Instr) -> None:
+        """Two stores whose elements alternate."""
+        (piece,), dtype, _ = self._addressed(even)
+        names = []
+        for instruction in (even, odd):
+            value = self.values[instruction.args[0]]
+            cast = self._bind(f"tl.cast({value.name}, {type_text(dtype)})", value.dims)
+            names.append(self.printer.full(cast).name)
+        both = self._bind(f"tl.interleave({', '.join(names)})", self.everything)
+        assert self._widened is not None
+        self._widened.store((interleave.joined(piece),), both, dtype)
 
     def _bind(self, text: str, dims: frozenset[int]) -> Value:
         return Value(self.printer.lines.bind("e", text), dims)

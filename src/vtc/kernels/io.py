@@ -109,13 +109,6 @@ class Printer(Addresses):
             else:
                 self.lines.add(line)
 
-    def prefetch(self, piece: Access) -> None:
-        """Asks for the lines of a piece in the second-level cache; all lanes must be in its box."""
-        pointer = self.spread(self.pointer(piece, ()), self.everything)
-        self.lines.add("tl.inline_asm_elementwise(")
-        self.lines.add("    'prefetch.global.L2 [$1]; mov.u32 $0, 0;', '=r,l',")
-        self.lines.add(f"    [({pointer}).to(tl.uint64)], dtype=tl.int32, is_pure=False, pack=1)")
-
     def inside(self, piece: Access) -> Value:
         """The condition under which a point lies in the piece's box."""
         condition = self.joined(self.bounds(piece))

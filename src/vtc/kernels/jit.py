@@ -19,7 +19,7 @@ import platformdirs
 
 HEADER = """import triton
 import triton.language as tl
-from triton.language.extra import cuda, libdevice
+from triton.language.extra import libdevice
 
 """
 

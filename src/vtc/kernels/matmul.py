@@ -46,9 +46,7 @@ class Matmul:
     left: a map over (*batch, m, k). Source and lookup numbers of all maps, and buffers of plain
     accesses, are positions in `tensors`, the arguments of a call. Sizes of batch and m may be
     symbolic; k and n are numbers. tf32: may f32 operands be rounded to TF32 (as
-    `torch.backends.cuda.matmul.allow_tf32` says)? params: number of runtime scalars. constant: the
-    right operands are weights that no kernel writes, so that a launch may read them before the
-    kernel ahead of it on the stream has finished.
+    `torch.backends.cuda.matmul.allow_tf32` says)? params: number of runtime scalars.
     """
 
     batch: tuple[Size, ...]
@@ -59,7 +57,6 @@ class Matmul:
     tensors: tuple[Tensor, ...]
     tf32: bool = False
     params: int = 0
-    constant: bool = False
 
     def __post_init__(self) -> None:
         _expect("left", self.left, (*self.batch, self.m, self.k))
@@ -113,10 +110,7 @@ class Config:
     of an operand meet, so that every load has one source; otherwise the pieces of a step are read
     under masks (the sums are then those of an operand in one piece, bit for bit). groups: k is
     added up in the order 0, g, 2g, .., 1, g+1, ..: channels that a shuffle of g groups interleaved
-    are read in runs again. It divides k. early: blocks start while the kernel before this one on
-    the stream still runs (programmatic dependent launch), and wait for it before they read anything
-    but, in a stream of constant weights, the first of these. ahead: an early tile of constant
-    weights asks for the first of them in the second-level cache before it waits.
+    are read in runs again. It divides k.
     """
 
     rows: int
@@ -130,8 +124,6 @@ class Config:
     group: int = 8
     cut: bool = True
     groups: int = 1
-    early: bool = False
-    ahead: bool = False
 
     def __str__(self) -> str:
         kind = "stream" if self.stream else "swapped" if self.swapped else "tile"
@@ -139,8 +131,6 @@ class Config:
         size = f"{self.rows}x{self.columns}x{self.depth}"
         whole = "" if self.cut else " uncut"
         whole += f" groups {self.groups}" if self.groups > 1 else ""
-        whole += " early" if self.early else ""
-        whole += " ahead" if self.ahead else ""
         return f"{kind} {size}{split}{whole} warps {self.warps} stages {self.stages}"
 
 
@@ -168,8 +158,7 @@ class Launch:
     @property
     def options(self) -> dict[str, Any]:
         """Triton's launch options."""
-        found = {"num_warps": self.config.warps, "num_stages": self.config.stages}
-        return found | ({"launch_pdl": True} if self.config.early else {})
+        return {"num_warps": self.config.warps, "num_stages": self.config.stages}
 
     def __call__(
         self,

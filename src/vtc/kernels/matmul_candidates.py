@@ -13,6 +13,9 @@ SHARED_BYTES = 224 * 1024
 PROCESSORS = 132
 _MOST = 16
 
+LIKELY = 8
+"""As many of `candidates` can be compiled and timed for each matmul of a model."""
+
 
 def launches(matmul: Matmul, rows: int | None = None) -> list[Launch]:
     """The candidate launches of a matmul; `rows` stands for a symbolic m."""
@@ -40,10 +43,7 @@ def candidates(matmul: Matmul, rows: int | None = None) -> list[Config]:
 def likely(matmul: Matmul) -> list[Config]:
     """The few of `candidates` that were among the fastest where all were measured
     (benchmarks/matmul.py): what compiling a whole model can afford."""
-    found = candidates(matmul)
-    early = [c for c in found if c.early and not c.ahead][:3]
-    ahead = [c for c in found if c.ahead][:2]
-    return [*dict.fromkeys([*early, *ahead, *[c for c in found if not c.early][:7]])]
+    return candidates(matmul)[:LIKELY]
 
 
 def _groups(matmul: Matmul) -> int:
@@ -73,10 +73,7 @@ def _streams(matmul: Matmul, m: int) -> list[Config]:
         lanes = columns * depth * (m + 1) * matmul.products // (warps * 32)
         if lanes > 160 or depth >= 2 * matmul.k:
             continue
-        config = Config(m, columns, depth, warps, stages, stream=True)
-        found.append(config)
-        if len(found) <= 4 and matmul.constant:
-            found.append(replace(config, early=True))
+        found.append(Config(m, columns, depth, warps, stages, stream=True))
     if not found:
         depth = max(16, min(256, _power_above(matmul.k)))
         found.append(Config(m, 8, depth, 2, 1, stream=True))
@@ -99,9 +96,7 @@ def _few_rows(matmul: Matmul, m: int) -> list[Config]:
             config = _fitting(matmul, config)
             if config not in found:
                 found.append(config)
-    early = [replace(c, early=True) for c in found[:4]]
-    ahead = [replace(c, ahead=True) for c in early[:2]] if matmul.constant else []
-    return [*found[:_MOST], *early, *ahead]
+    return found[:_MOST]
 
 
 def _splits(matmul: Matmul, columns: int, depth: int) -> list[int]:

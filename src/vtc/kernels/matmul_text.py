@@ -16,7 +16,6 @@ from vtc.index.sizes import Size
 from vtc.kernels import epilogue
 from vtc.kernels.io import Coordinate, Printer, Space, Value
 from vtc.kernels.matmul import Config, Launch, Matmul, Part
-from vtc.kernels.matmul_prefetch import is_plain, prefetch
 from vtc.kernels.matmul_split import add_sums, store_sums
 from vtc.kernels.text import Lines, size_text
 from vtc.program.dtypes import DType
@@ -29,10 +28,6 @@ def build(matmul: Matmul, config: Config) -> Launch:
     """The matmul's launch with a tiling. Raises ValueError for a tiling that does not fit it."""
     if config.stream and (not isinstance(matmul.m, int) or matmul.m > 8 or config.splits > 1):
         raise ValueError(f"{config} needs a number of rows up to 8, and no split")
-    if config.stream and config.early and not matmul.constant:
-        raise ValueError(f"{config} reads weights early, which may be written before it")
-    if config.ahead and not (config.early and matmul.constant and not config.stream):
-        raise ValueError(f"{config} asks ahead for weights, which is for early tiles of constants")
     if matmul.k % config.groups:
         raise ValueError(f"{config.groups} groups do not divide k = {matmul.k}")
     return Launch(matmul, config, _Writer(matmul, config).text())
@@ -69,8 +64,6 @@ class _Writer:
         arguments = ", ".join([*self.names.values(), *scratch, *matmul.symbols, *params])
         with self.lines.block(f"def matmul({arguments}):"):
             self.lines.add("tile = tl.program_id(0)")
-            if self.config.early:
-                self.lines.add("cuda.gdc_launch_dependents()")
             if self.config.splits > 1:
                 self.lines.add("split = tl.program_id(1)")
             self._batch()
@@ -140,9 +133,6 @@ class _Writer:
         sums = [lines.name("sum") for _ in part.rights]
         for name in sums:
             lines.add(f"{name} = tl.zeros(({shape[0]}, {shape[1]}), tl.float32)")
-        if self.config.ahead:
-            self._ask_ahead(part)
-        self._wait()
         for low, high in self._segments(part):
             self._loop(part, sums, low, high)
         space = self._result_space(part)
@@ -154,19 +144,6 @@ class _Writer:
         with lines.block(f"if arrived == {config.splits - 1}:"):
             totals = add_sums(lines, config, self.matmul.products, shape, len(sums))
             self._epilogue(part, space, totals)
-
-    def _ask_ahead(self, part: Part) -> None:
-        """Prefetch the first steps of the weights that lie plainly."""
-        for right in part.rights:
-            pieces = accesses(right, self._layouts(right))
-            if is_plain(pieces):
-                arguments = (self.outer, self.matmul, self.config, part, pieces)
-                prefetch(self.lines, self.pointers, *arguments)
-
-    def _wait(self) -> None:
-        """Until the kernel before this one has finished, if this one may have started early."""
-        if self.config.early:
-            self.lines.add("cuda.gdc_wait()")
 
     def _place(self, part: Part, here: str) -> None:
         """The tile's row and column number, `group` tiles of rows at a time."""
@@ -307,11 +284,8 @@ class _Writer:
         for row in sums:
             for name in row:
                 lines.add(f"{name} = tl.zeros(({shape[0]}, {shape[1]}), tl.float32)")
-        segments = self._segments(part)
-        if not segments:
-            self._wait()
-        for number, (low, high) in enumerate(segments):
-            self._stream_loop(part, sums, low, high, along, first=number == 0)
+        for low, high in self._segments(part):
+            self._stream_loop(part, sums, low, high, along)
         column = Coordinate("columns", (0,), "n0", str(config.columns), config.columns)
         valid = _valid("columns", part.n, config.columns)
         for r, row in enumerate(sums):
@@ -325,36 +299,20 @@ class _Writer:
         return all(p.stride[-2] == 1 or p.stride[-1] != 1 for p in pieces)
 
     def _stream_loop(
-        self,
-        part: Part,
-        sums: Sequence[Sequence[str]],
-        low: int,
-        high: int,
-        along: bool,
-        first: bool,
+        self, part: Part, sums: Sequence[Sequence[str]], low: int, high: int, along: bool
     ) -> None:
         """Adds the products over low <= k < high."""
         lines, extent, step = self.lines, high - low, self.config.depth
-        begin = 0
-        if first and (self.config.early or extent <= step):
-            # Nothing before this kernel writes weights: the first of them need not wait.
+        if extent <= step:
             lines.add("k0 = 0")
-            self._stream_step(part, sums, low, high, along, wait=True)
-            begin = step
-        if begin >= extent:
+            self._stream_step(part, sums, low, high, along)
             return
         stages = f", num_stages={self.config.stages}" if self.config.stages > 1 else ""
-        with lines.block(f"for k0 in tl.range({begin}, {extent}, {step}{stages}):"):
-            self._stream_step(part, sums, low, high, along, wait=False)
+        with lines.block(f"for k0 in tl.range(0, {extent}, {step}{stages}):"):
+            self._stream_step(part, sums, low, high, along)
 
     def _stream_step(
-        self,
-        part: Part,
-        sums: Sequence[Sequence[str]],
-        low: int,
-        high: int,
-        along: bool,
-        wait: bool,
+        self, part: Part, sums: Sequence[Sequence[str]], low: int, high: int, along: bool
     ) -> None:
         """Adds the products of one block of k: weights first, then every row with them."""
         config, lines = self.config, self.lines
@@ -373,8 +331,6 @@ class _Writer:
         weights = [
             self._f32(self._right(right, low, high), space, options) for right in part.rights
         ]
-        if wait:
-            self._wait()
         left = self._left(low, high)
         for r, row in enumerate(sums):
             at = (*self.outer, Coordinate(str(r)), k_at)

@@ -118,9 +118,9 @@ class _Sliding(_Cached):
 
 class _Storing(_Cached):
     """On two caches that get new rows. The other way stores the keys as they are computed, and the
-    values by a kernel of their own."""
+    values by a kernel of their own: of two that are as fast, ours is a kernel less."""
 
-    kernels, worth = storing_attention, 1.0
+    kernels, worth = storing_attention, 1.02
 
     @property
     def supported(self) -> bool:

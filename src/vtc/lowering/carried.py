@@ -5,7 +5,8 @@ of them comes from our kernel, the kernel stores them all.
     after:  moved = kernel(x, kept)                  which stores a and kept where they go
 
 The kept part has the shape of what the kernel computes, so that each of its points moves one more
-element. Whether that is faster than a kernel of its own is measured.
+element. Two halves that a shuffle of two groups interleaves are stored as one
+(`kernels/interleave.py`). Whether that is faster than a kernel of its own is measured.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from vtc.lowering.description import Undescribed
 from vtc.lowering.schedule import Operand, Schedule, Step
 
 logger = logging.getLogger(__name__)
+
+EQUAL = 1.02
+"""Of two ways that are as fast within this the copy is carried: it is a kernel less."""
 
 
 class Measure(Protocol):
@@ -50,7 +54,7 @@ def carried(schedule: Schedule, measure: Measure) -> Schedule:
         logger.debug(
             "%s carries %s: %.2f us, not %.2f us", kernel.name, moved.name, together, apart
         )
-        if together < apart:
+        if together <= EQUAL * apart:
             steps[carrier], steps[copy] = joined, None
     return dataclasses.replace(schedule, steps=tuple(s for s in steps if s is not None))
 

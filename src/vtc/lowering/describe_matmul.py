@@ -21,7 +21,6 @@ from vtc.index.map import IndexMap
 from vtc.kernels.matmul import Matmul, Part
 from vtc.lowering.description import Describer, Product, Undescribed
 from vtc.lowering.dvm.nodes import Node
-from vtc.lowering.schedule import Step
 
 aten = torch.ops.aten
 
@@ -53,11 +52,6 @@ def call_of(node: fx.Node) -> Call | None:
 class MatmulDescriber(Describer):
     """A step whose anchors all multiply the same rows. The domain of an epilogue is (m, n)."""
 
-    def __init__(self, step: Step, constants: frozenset[int]) -> None:
-        super().__init__(step)
-        held = [o.kind == "input" and o.source in constants for o in step.operands]
-        self.constant = dict(zip(self.placeholders, held, strict=True))
-
     def describe(self) -> Matmul:
         """Raises Undescribed, and what building index maps raises."""
         found = [call_of(node) for node in self.anchors]
@@ -77,7 +71,6 @@ class MatmulDescriber(Describer):
             parts=tuple(parts),
             tensors=self.tensors(),
             tf32=dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32,
-            constant=all(self.constant.get(call.weight, False) for call in self.calls),
         )
 
     def anchor(self, node: fx.Node, total: Node) -> Node:

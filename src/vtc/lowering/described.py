@@ -27,10 +27,10 @@ class Described:
     results: tuple[torch.Tensor, ...]
 
 
-def described(step: Step, constants: frozenset[int] = frozenset()) -> Described:
+def described(step: Step) -> Described:
     """The description of a step: one 2-D convolution or pooling, or matmuls of the same rows.
 
-    constants: the numbers of the graph's inputs that are weights. Raises Undescribed.
+    Raises Undescribed.
     """
     try:
         targets = {n.target for n in step.graph.graph.nodes}
@@ -38,7 +38,7 @@ def described(step: Step, constants: frozenset[int] = frozenset()) -> Described:
             pooling = PoolingDescriber(step)
             return Described(pooling.describe(), tuple(pooling.results()))
         if targets & MATMULS:
-            matmuls = MatmulDescriber(step, constants)
+            matmuls = MatmulDescriber(step)
             return Described(matmuls.describe(), tuple(matmuls.results()))
         convolution = ConvolutionDescriber(step)
         return Described(convolution.describe(), tuple(convolution.results()))

@@ -140,14 +140,10 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Tuner:
-    """Finds the fastest launch of a step. Times are in microseconds, by step and launch name.
-
-    constants: the numbers of the graph's inputs that are weights, which no kernel writes.
-    """
+    """Finds the fastest launch of a step. Times are in microseconds, by step and launch name."""
 
     cache: ProfileCache
     progress: Progress
-    constants: frozenset[int] = frozenset()
     prepared: dict[str, Prepared] = field(default_factory=dict)
     pending: list[tuple[Prepared, str]] = field(default_factory=list)
     waits: list[Callable[[], int]] = field(default_factory=list)
@@ -156,8 +152,8 @@ class Tuner:
         """Begin to compile the kernels of all steps at once, by several processes."""
         pairs = []
         for step in steps:
-            if step.implementation == "kernel" and (key := self._key_of(step)) not in self.prepared:
-                found = _prepared(step, self.constants)
+            if step.implementation == "kernel" and (key := signature(step)) not in self.prepared:
+                found = _prepared(step)
                 if found is not None:
                     self.prepared[key] = found
                     names = [n for n in found.launches if self.cache.get(_key(key, n)) is None]
@@ -200,7 +196,7 @@ class Tuner:
 
     def _fastest(self, step: Step) -> tuple[Prepared, str, float] | None:
         """The fastest launch of a step by its name, and its time."""
-        key = self._key_of(step)
+        key = signature(step)
         if key not in self.prepared:
             self.prepare([step])
         own = self.prepared.get(key)
@@ -222,15 +218,9 @@ class Tuner:
             return None
         return own, best, times[best]
 
-    def _key_of(self, step: Step) -> str:
-        """Steps with this in common can share launches: those that read weights early are for
-        weights alone."""
-        constant = [o.kind == "input" and o.source in self.constants for o in step.operands]
-        return f"{signature(step)}-{''.join(str(int(c)) for c in constant)}"
-
     def generated(self, step: Step) -> float:
         """Microseconds of the step as TorchInductor compiles it, with the libraries' matmuls."""
-        name = _key(self._key_of(step), "inductor")
+        name = _key(signature(step), "inductor")
         if self.cache.get(name) is None:
             fakes = [value_of(n) for n in step.graph.graph.nodes if n.op == "placeholder"]
             sets = timing.rotated(lambda: list(timing.operands(fakes)))
@@ -238,9 +228,9 @@ class Tuner:
         return self.cache.get(name) or timing.NEVER
 
 
-def _prepared(step: Step, constants: frozenset[int]) -> Prepared | None:
+def _prepared(step: Step) -> Prepared | None:
     try:
-        description = described(step, constants)
+        description = described(step)
     except Undescribed as reason:
         logger.debug("%s has no kernel: %s", step.name, reason)
         return None

@@ -156,10 +156,7 @@ class Candidates:
 
     def _tuner(self) -> Tuner:
         cache = ProfileCache(self.settings.options.cache_dir, self.plan.device)
-        # Within a graph nothing of the caller's comes before a kernel that reads weights early.
-        weights = self.plan.weights if self.settings.options.cuda_graphs else ()
-        updated = {i for i, _ in self.plan.program.updates}
-        return Tuner(cache, self.settings.progress, frozenset(weights) - updated)
+        return Tuner(cache, self.settings.progress)
 
     def _planned(self, tuner: Tuner | None = None) -> Compiled:
         program, freeze = self.plan.program, self.settings.options.freeze
