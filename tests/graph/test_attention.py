@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,96 @@ def test_what_reads_the_result_as_a_view_of_another_layout_keeps_it() -> None:
     torch.testing.assert_close(run(kept, q=args[0], k=args[1], v=args[2]), f(*args))
 
 
+def tokens_last(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scales: tuple[float, float] = (1.0, 1.0),
+    softcap: float | None = None,
+) -> Tensor:
+    """The attention of YOLO11, on (batch, heads, d, tokens), behind the scaling of queries."""
+    if scales[0] != 1:
+        q = q * scales[0]
+    logits = q.transpose(-2, -1) @ k
+    if scales[1] != 1:
+        logits = logits / (1 / scales[1])
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    if mask is not None:
+        logits = logits + mask
+    return v @ logits.softmax(dim=-1).transpose(-2, -1)
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.3, 1.0), (1.0, 0.6), (0.3, 0.6)])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_on_tokens_that_come_last_becomes_one_operator_between_views(
+    dtype: torch.dtype, masked: bool, softcap: float | None, scales: tuple[float, float]
+) -> None:
+    q, k, v, mask = operands(dtype)
+    v = v[..., :5]
+    args = (q.mT.contiguous(), k.mT.contiguous(), v.mT.contiguous(), mask)[: 3 + masked]
+
+    def f(*args: Tensor) -> Tensor:
+        return tokens_last(*args, scales=scales, softcap=softcap)
+
+    program = captured(f, args)
+    attention = one(program)
+    assert math.isclose(attention.scale, scales[0] * scales[1])
+    assert (attention.softcap, attention.swapped) == (softcap, True)
+    names = [n.name for n in program.nodes]
+    absorbed = [n.name for n in attention.absorbed]
+    assert absorbed == [n for n in names if n in absorbed]
+    program = rewrite(program, {attention: {}}, OVERLOAD)
+    assert attention.call.target is OVERLOAD
+    targets = [n.target for n in program.nodes]
+    assert set(targets) == {OVERLOAD, aten.transpose.int}
+    (call,) = (n for n in program.nodes if n.target is OVERLOAD)
+    assert call.meta["val"].stride() == (QUERIES * HEADS * 5, 5, HEADS * 5, 1)
+    order = [int(re.findall(r"\d+", n.meta["user_name"])[0]) for n in program.inputs]
+    (found,) = program.graph_module(*(args[k] for k in order))
+    assert found.stride() == value_of(program.outputs[0]).stride()
+    want = f(*(a.double() for a in args))
+    eager = f(*args)
+    torch.testing.assert_close(
+        found.double(), want, rtol=0, atol=2 * float((eager - want).abs().max()) + 1e-6
+    )
+
+
+def test_images_of_channels_last_are_attended_without_a_copy() -> None:
+    """Queries, keys and values are slices of one image, and the result is an image again."""
+
+    def f(image: Tensor) -> Tensor:
+        n, _, h, w = image.shape
+        q, k, v = image.view(n, HEADS, -1, h * w).split([DIM, DIM, 2 * DIM], 2)
+        return tokens_last(q, k, v, scales=(0.3, 1.0)).view(n, -1, h, w)
+
+    torch.manual_seed(0)
+    image = torch.randn(BATCH, HEADS * 4 * DIM, 3, 5).to(memory_format=torch.channels_last)
+    program = captured(f, (image,))
+    program = rewrite(program, {one(program): {}}, OVERLOAD)
+    assert aten.matmul.default not in [n.target for n in program.nodes]
+    assert all(bound.movement.view for bound in program.movements.values())
+    (found,) = program.graph_module(image)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found, f(image))
+
+
+def test_keys_that_are_not_transposed_are_read_so() -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.matmul(torch.softmax(torch.matmul(q, k), -1), v)
+
+    q, k, v, _ = operands()
+    program = captured(f, (q, k.mT.contiguous(), v))
+    program = rewrite(program, {one(program): {}}, OVERLOAD)
+    torch.testing.assert_close(
+        run(program, q=q, k=k.mT.contiguous(), v=v), written_out(q, k, v, scale=1.0).transpose(1, 2)
+    )
+
+
 def two_uses(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     weights = torch.softmax(torch.matmul(q, k.transpose(2, 3)), -1)
     return torch.matmul(weights, v), weights * 2
@@ -180,6 +271,19 @@ def rows_from_the_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.matmul(torch.softmax(logits, -1), v)
 
 
+def over_queries_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return v.mT @ torch.softmax(q @ k.mT, -2).mT
+
+
+def two_uses_last(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = torch.softmax(q @ k.mT, -1).mT
+    return v.mT @ weights, weights + 1
+
+
+def weights_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT, -1).mT @ q
+
+
 def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
 
@@ -197,6 +301,9 @@ def three_dimensions(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         gated,
         sigmoid,
         rows_from_the_mask,
+        over_queries_last,
+        two_uses_last,
+        weights_first,
         with_dropout,
         three_dimensions,
     ],

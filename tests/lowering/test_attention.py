@@ -88,6 +88,43 @@ def test_a_layer_on_a_cache_reads_grouped_heads_in_place(
     assert len(calls) == 1
 
 
+class Pixels(nn.Module):
+    """The attention of YOLO11, whose tokens are the pixels of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Conv2d(16, 2 * (2 * 4 + 8), 1)
+        self.out = nn.Conv2d(16, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        q, k, v = self.qkv(x).view(b, 2, 16, h * w).split([4, 4, 8], dim=2)
+        weights = ((q * 0.5).transpose(-2, -1) @ k).softmax(dim=-1)
+        y = (v @ weights.transpose(-2, -1)).view(b, c, h, w)
+        return self.out(y + v.reshape(b, c, h, w))
+
+
+def test_the_pixels_of_an_image_are_attended_where_they_are(
+    plans: list[Plan], tmp_path: Path
+) -> None:
+    layer = Pixels().eval().to(memory_format=torch.channels_last)
+    options = {"verify": False, "profile_budget_s": 0.0, "cache_dir": tmp_path}
+    compiled = vtc.compile(layer, options=options)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(2, 16, 5, 6).to(memory_format=torch.channels_last)
+            got = compiled(x)
+            exact = layer.double()(x.double())
+            layer.float()
+            torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)
+    (plan,) = plans
+    (said,) = plan.attentions
+    assert "vtc::attention" in said
+    targets = [n.target for n in plan.program.nodes]
+    assert targets.count(OVERLOAD) == 1
+    assert not {torch.ops.aten.matmul.default, torch.ops.aten.mul.Tensor} & set(targets)
+
+
 def test_what_is_slower_stays_as_it_is(
     plans: list[Plan], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -6,6 +6,10 @@ eager attention of transformers (Gemma 2 among them, which caps its logits):
     matmul(q, transpose(k)) [* scale] [-> cap * tanh(x / cap)] [+ mask]
         -> softmax in float32 -> [cast] -> [dropout that does nothing] -> matmul with v
 
+or, where tokens are the last dimension, as in YOLO11, with operands and result transposed:
+
+    matmul(transpose(q * scale), k) -> .. -> matmul(v, transpose(weights))
+
 Written out, the logits and weights may have no other use: they are not computed any more.
 """
 
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +36,8 @@ class Attention:
     query (batch, heads, queries, d); key (batch, kv_heads, keys, d), heads repeated or not; value
     alike; mask broadcasts to (batch, heads, queries, keys). `absorbed` are the operators that it
     stands for beside `node`, in the order of the program. A row that sees no key gives 0 if `safe`,
-    else NaN.
+    else NaN. turned: the numbers of the operands whose nodes have the last two dimensions swapped.
+    Of a swapped one `node` gives the result with these swapped.
     """
 
     node: fx.Node
@@ -45,10 +50,25 @@ class Attention:
     causal: bool = False
     safe: bool = True
     absorbed: tuple[fx.Node, ...] = ()
+    turned: frozenset[int] = frozenset()
+    swapped: bool = False
 
     @property
     def operands(self) -> tuple[fx.Node | None, ...]:
         return self.query, self.key, self.value, self.mask
+
+    @property
+    def values(self) -> tuple[torch.Tensor | None, ...]:
+        """The fake values of the operands as the operator takes them."""
+        found = [None if o is None else value_of(o) for o in self.operands]
+        return tuple(v.mT if k in self.turned and v is not None else v for k, v in enumerate(found))
+
+    @property
+    def call(self) -> fx.Node:
+        """The call of the operator once `rewrite` has made it; before, `node`."""
+        operand = self.node.args[0]
+        made = self.swapped and self.node.target is aten.transpose.int
+        return operand if made and isinstance(operand, fx.Node) else self.node
 
     @property
     def options(self) -> dict[str, Any]:
@@ -93,8 +113,27 @@ def _library(node: fx.Node) -> Attention | None:
 def _written_out(node: fx.Node, kept: set[fx.Node]) -> Attention | None:
     if node.target is not aten.matmul.default or not _four_dimensional(*node.args):
         return None
-    walk = _Chain(node, kept)
     weights, value = node.args
+    return _weighted(node, kept, weights, value) or _swapped(node, kept, value, weights)
+
+
+def _swapped(
+    node: fx.Node, kept: set[fx.Node], turned_weights: Any, value: Any
+) -> Attention | None:
+    """matmul(v, transpose(weights))"""
+    weights = _transposed(turned_weights)
+    if weights is None or len(turned_weights.users) > 1 or turned_weights in kept:
+        return None
+    found = _weighted(node, kept, weights, value)
+    if found is None:
+        return None
+    absorbed, turned = (*found.absorbed, turned_weights), found.turned | {2}
+    return replace(found, absorbed=absorbed, turned=turned, swapped=True)
+
+
+def _weighted(node: fx.Node, kept: set[fx.Node], weights: Any, value: Any) -> Attention | None:
+    """What adds up values with weights that are the softmax of products."""
+    walk = _Chain(node, kept)
     weights = walk.through(weights, _is_idle_dropout)
     weights = walk.through(weights, _is_cast)
     softmax = walk.take(weights, _is_softmax)
@@ -106,14 +145,19 @@ def _written_out(node: fx.Node, kept: set[fx.Node]) -> Attention | None:
     scores = walk.take(logits, lambda n: n.target is aten.matmul.default)
     if scores is None:
         return None
-    query, key = scores.args[0], _transposed(scores.args[1])
-    if key is None or not _four_dimensional(query, key, value, mask):
+    query, factor, query_turned = walk.query(scores.args[0])
+    key = _transposed(scores.args[1])
+    turned = {0} if query_turned else set()
+    if key is None:
+        key, turned = scores.args[1], turned | {1}
+    if not _four_dimensional(query, key, value, mask):
         return None
     if value_of(scores).shape != value_of(softmax).shape:  # a mask that adds rows
         return None
     absorbed = tuple(reversed(walk.taken))
     mask = _unexpanded(mask)
-    return Attention(node, query, key, value, mask, scale, softcap, False, False, absorbed)
+    found = Attention(node, query, key, value, mask, scale * factor, softcap, safe=False)
+    return replace(found, absorbed=absorbed, turned=frozenset(turned))
 
 
 class _Chain:
@@ -163,6 +207,20 @@ class _Chain:
                 return inner, cap
         del self.taken[before:]
         return node, None
+
+    def query(self, node: Any) -> tuple[Any, float, bool]:
+        """before: x * a, or transpose(x * a)   after: x, a, and whether x was transposed."""
+        plain, factor = self.factor(node)
+        inner = _transposed(plain)
+        if inner is None or not self._private(plain):
+            return plain, factor, False
+        before = len(self.taken)
+        self.taken.append(plain)
+        below, more = self.factor(inner)
+        if below is inner:
+            del self.taken[before:]
+            return plain, factor, False
+        return below, factor * more, True
 
     def factor(self, node: Any) -> tuple[Any, float]:
         """before: x * a or x / (1 / a)   after: x, a"""
@@ -257,14 +315,24 @@ def _replace(
     attention: Attention, options: Mapping[str, Any], operator: Any, kept: set[fx.Node]
 ) -> None:
     node, old = attention.node, value_of(attention.node)
-    operands = [None if o is None else value_of(o) for o in attention.operands]
     kwargs = {**attention.options, **options}
     with old.fake_mode:
-        new = operator(*operands, **kwargs)
+        made = operator(*attention.values, **kwargs)
+    new = made.mT if attention.swapped else made
     values = values_after(node, new)
     if values is None or new.dtype != old.dtype:
         return
-    node.target, node.args, node.kwargs = operator, attention.operands, kwargs
+    with node.graph.inserting_before(node):
+        operands = tuple(
+            _turned(o) if k in attention.turned and o is not None else o
+            for k, o in enumerate(attention.operands)
+        )
+        if attention.swapped:
+            call = node.graph.call_function(operator, operands, kwargs)
+            call.meta["val"] = made
+            node.target, node.args, node.kwargs = aten.transpose.int, (call, 2, 3), {}
+        else:
+            node.target, node.args, node.kwargs = operator, operands, kwargs
     for changed, value in {node: new, **values}.items():
         changed.meta["val"] = value
     read = {o: None for a in attention.absorbed for o in a.all_input_nodes}
@@ -273,6 +341,13 @@ def _replace(
     for operand in set(read) - set(attention.absorbed) - kept:  # the transpose of keys
         if not operand.users and operand.op == "call_function":
             node.graph.erase_node(operand)
+
+
+def _turned(operand: fx.Node) -> fx.Node:
+    """A view of an operand with its last two dimensions swapped."""
+    made = operand.graph.call_function(aten.transpose.int, (operand, 2, 3))
+    made.meta["val"] = value_of(operand).mT
+    return made
 
 
 def values_after(node: fx.Node, made: torch.Tensor) -> dict[fx.Node, Any] | None:

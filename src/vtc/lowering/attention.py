@@ -85,7 +85,7 @@ def attended(
     chosen: dict[Attention, dict[str, Any]] = {}
     notes = {}
     for attention in find(program):
-        operands = [value_of(o) for o in attention.operands[:3] if o is not None]
+        operands = [value for value in attention.values[:3] if value is not None]
         if not kernels.supports(*operands):
             continue
         problem = _problem(attention, program)
@@ -96,20 +96,19 @@ def attended(
         if ours < WORTH * theirs:
             chosen[attention] = {"tiling": as_argument(tiling)}
             times = f"{ours:.1f} us in the place of {theirs:.1f} us"
-            notes[attention.node] = f"{attention.node.name}: vtc::attention, {tiling}: {times}"
+            notes[attention] = f"{attention.node.name}: vtc::attention, {tiling}: {times}"
     if not chosen:
         return program, ()
     program = rewrite(program, chosen, kernels.OVERLOAD)
-    return program, tuple(n for node, n in notes.items() if node.target is kernels.OVERLOAD)
+    return program, tuple(n for a, n in notes.items() if a.call.target is kernels.OVERLOAD)
 
 
 def _problem(attention: Attention, program: Program) -> Problem:
-    query, mask = Layout.of(value_of(attention.query)), attention.mask
-    layouts = [query, *(_read(n, program) for n in (attention.key, attention.value))]
-    if layouts[1].shape[1] != layouts[2].shape[1]:
-        layouts[1:] = [Layout.of(value_of(n)) for n in (attention.key, attention.value)]
-    if mask is not None:
-        layouts.append(Layout.of(value_of(mask)))
+    plain = [Layout.of(value) for value in attention.values if value is not None]
+    read = [_read(n, program) for n in (attention.key, attention.value)]
+    layouts = plain
+    if not attention.turned and read[0].shape[1] == read[1].shape[1]:
+        layouts = [plain[0], *read, *plain[3:]]
     written_out = bool(attention.absorbed)
     return Problem(
         tuple(layouts), attention.scale, attention.softcap, attention.causal, written_out
