@@ -65,6 +65,14 @@ def bare_launches(
     ]
 
 
+def reads_dense_image(convolution: Convolution) -> bool:
+    """Does it read one image that lies dense in channels-last, as libraries like it best?"""
+    try:
+        return _is_dense(view_of_image(convolution))
+    except NotAcceptedError:
+        return False
+
+
 def _is_dense(placed: Placed) -> bool:
     _, c, h, w = placed.size
     steps = (h * w * c, 1, w * c, c)

@@ -19,6 +19,7 @@ from vtc.lowering.attention import attended
 from vtc.lowering.cache import ProfileCache
 from vtc.lowering.cached_attention import attended_on_caches
 from vtc.lowering.calls import transposed
+from vtc.lowering.certain import Certain
 from vtc.lowering.homes import Unschedulable
 from vtc.lowering.linear_attention import linearly_attended
 from vtc.lowering.own import own_plan
@@ -122,6 +123,9 @@ def _search(plan: Plan, settings: Settings) -> Choice:
     found = search.greedy(
         plan.graph, plan.vtog, plan.engine, pricing, budget_s=options.profile_budget_s
     )
+    if isinstance(pricing, ProfiledCost) and plan.engine.own and pricing.leaves_small_gains:
+        certain = Certain(pricing, found)
+        found = search.greedy(plan.graph, plan.vtog, plan.engine, certain, start=found)
     if options.search == "exhaustive":
         best = exhaustive(
             plan.graph, plan.vtog, plan.engine, pricing, max_choices=options.max_exhaustive

@@ -55,6 +55,11 @@ class Pricing:
             if e.tensor in real or (plan.program.symbolic and unknown[k])
         )
 
+    @property
+    def leaves_small_gains(self) -> bool:
+        """Are gains left out that would be worth having, were they certain?"""
+        return self.min_gain > self.options.min_gain_us
+
     def cost(self, strategy: Strategy) -> float:
         if strategy & self.banned:
             return math.inf
@@ -110,8 +115,6 @@ class ProfiledCost(Pricing):
     def _difference(self, strategy: Strategy) -> float:
         homes = self.plan.homes(strategy)
         now = {step.name: step for step in self.static.steps(strategy)}
-        component = self.plan.checker.resolver.component
-        changed = {component[self.plan.vtog.numbered[k].tensor] for k in strategy}
         total = 0.0
         for name in dict.fromkeys((*self.base, *now)):
             before, after = self.base.get(name), now.get(name)
@@ -119,15 +122,21 @@ class ProfiledCost(Pricing):
             if region is None:
                 if before != after:
                     total += self._copy(name, after, homes) - self._copy(name, before, self.default)
-            elif any(component.get(n.name) in changed for n in (*region.reads, *region.writes)):
+            elif self.touches(region, strategy):
                 total += self._region_difference(region, homes, before, after)
         return total
+
+    def touches(self, region: Region, strategy: Strategy) -> bool:
+        """Can these edges change what the region looks like?"""
+        component = self.plan.checker.resolver.component
+        changed = {component[self.plan.vtog.numbered[k].tensor] for k in strategy}
+        return any(component.get(n.name) in changed for n in (*region.reads, *region.writes))
 
     def _region_difference(
         self, region: Region, homes: Homes, before: StepCost | None, after: StepCost | None
     ) -> float:
-        default, default_key = self._isolated(region, self.default)
-        step, key = self._isolated(region, homes)
+        default, default_key = self.looking(region, self.default)
+        step, key = self.looking(region, homes)
         if default_key == key:
             return 0.0
         if region.name in self.plan.engine.own:
@@ -149,7 +158,7 @@ class ProfiledCost(Pricing):
         measured = self._measured(step, signature(step))
         return modelled.latency_us if measured is None else measured
 
-    def _isolated(self, region: Region, homes: Homes) -> tuple[Step, str]:
+    def looking(self, region: Region, homes: Homes) -> tuple[Step, str]:
         """The region as a step with its signature, made once for each way it can look."""
         resolution = homes.resolution
         names = self.around[region.name]

@@ -86,6 +86,7 @@ def greedy(
     *,
     progress: Progress | None = None,
     budget_s: float | None = None,
+    start: SearchResult | None = None,
 ) -> SearchResult:
     """The paper's global greedy (section 5.2, figure 10), with bundles and exchanges.
 
@@ -96,8 +97,10 @@ def greedy(
     tried at once (a concat read in parts pays only with the stores behind it), and each bundle in
     exchange for the chosen edges that stand against it. The result costs at most what the empty
     strategy does.
+
+    From `start`, found with another cost, it goes on alone by what saves most.
     """
-    return _Greedy(plan, vtog, engine, cost, progress, budget_s).run()
+    return _Greedy(plan, vtog, engine, cost, progress, budget_s, start).run()
 
 
 class _Greedy:
@@ -109,6 +112,7 @@ class _Greedy:
         cost: Cost,
         progress: Progress | None,
         budget_s: float | None,
+        start: SearchResult | None,
     ) -> None:
         self.plan = plan
         self.vtog = vtog
@@ -118,13 +122,15 @@ class _Greedy:
         self.started = time.perf_counter()
         self.deadline = math.inf if budget_s is None else self.started + budget_s
         self.seen: dict[Strategy, float] = {}
-        self.trace: list[TraceStep] = []
-        self.chosen: Strategy = frozenset()
+        self.start = start
+        self.trace: list[TraceStep] = list(start.trace) if start else []
+        self.chosen: Strategy = start.strategy if start else NONE
         self.checker.rebase(self.chosen)
-        self.base = self.now = self.price(frozenset())
+        self.now = self.price(self.chosen)
+        self.base = start.base_cost if start else self.now
         self.free = free_edges(vtog, self.checker)
         self.around = _neighbourhoods(plan, vtog)
-        self.complete = True
+        self.complete = start is None or start.complete
 
     def run(self) -> SearchResult:
         gains: dict[Candidate, float] = {}
@@ -144,14 +150,20 @@ class _Greedy:
                 continue
             self.choose(best, self.compatible(best), NONE)
             stale = {c for c in candidates if self.concerned(c, best)}
-        self.pairs(candidates)
-        self.exchange([c for c in candidates if c.kind == "bundle" or len(c.edges) == 1])
-        seconds = time.perf_counter() - self.started
+        if self.start is None:
+            self.pairs(candidates)
+            self.exchange([c for c in candidates if c.kind == "bundle" or len(c.edges) == 1])
+        seconds, evaluations = time.perf_counter() - self.started, len(self.seen)
+        if self.start is not None:
+            seconds, evaluations = (
+                seconds + self.start.seconds,
+                evaluations + self.start.evaluations,
+            )
         return SearchResult(
             self.chosen,
             self.now,
             self.base,
-            len(self.seen),
+            evaluations,
             seconds,
             tuple(self.trace),
             complete=self.complete,
