@@ -58,6 +58,9 @@ CASES = {
     "causal": Case(MANY.but(causal=True), SPLIT),
     "prefill": Case(Form(queries=37, keys=51), PREFILL),
     "prefill, fewer keys than a block": Case(Form(queries=5, keys=3), PREFILL),
+    "prefill, values wider than keys": Case(
+        Form(queries=37, keys=51, value_dim=32, layout="bshd", kv_heads=4), PREFILL
+    ),
     "prefill, causal": Case(Form(queries=51, keys=51, causal=True), PREFILL),
     "prefill, causal, more keys": Case(Form(queries=20, keys=51, causal=True), PREFILL),
     "prefill, causal, fewer keys": Case(Form(queries=51, keys=20, causal=True), PREFILL),
