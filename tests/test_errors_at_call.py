@@ -248,5 +248,5 @@ def test_out_of_memory_while_profiling(tmp_path: Path, monkeypatch: pytest.Monke
         got = profiled(tmp_path)(x, w)
     torch.testing.assert_close(got, fn(x, w))
     (warning,) = [w for w in given if w.category is vtc.errors.FallbackWarning]
-    assert "runs as eager PyTorch" in str(warning.message)
+    assert "runs as stock TorchInductor" in str(warning.message)
     assert not list(tmp_path.rglob("*.json"))
