@@ -131,11 +131,20 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, int count, Progress p
   if constexpr (kEven) steady.turn(t, s, progress);
   bool prepared = false;
   const Pair* code = reinterpret_cast<const Pair*>(t.words.p);
+  // Of kEven, read while the instruction before it runs; behind the last one it is not used.
+  Pair following;
+  if constexpr (kEven) following = code[pc++];
+  auto fetch_instruction = [&] {
+    if constexpr (!kEven) return code[pc++];
+    Pair own = following;
+    following = code[pc++];
+    return own;
+  };
   for (;;) {
     // Loops in loops: instructions that leave A, or B, alone have not even to move its registers.
     Pair now;
     for (;;) {
-      now = code[pc++];
+      now = fetch_instruction();
       while (Instruction{now.head}.op() < kFirstOfA) {
         Instruction own{now.head};
         switch (own.op()) {
@@ -148,7 +157,7 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, int count, Progress p
             if constexpr (!kEven) accumulate(t, s, own, static_cast<int>(now.argument), a);
             break;
         }
-        now = code[pc++];
+        now = fetch_instruction();
       }
       Instruction own{now.head};
       if (own.op() >= kFirstOfB) break;
@@ -204,8 +213,9 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, int count, Progress p
           ++t.steps;
           forget(a);
           forget(b);
-          steady.turn(t, s, {task, stage});
           pc = steady.body;
+          following = code[pc++];
+          steady.turn(t, s, {task, stage});
           break;
         }
         int grid = t.blocks(), last = t.tasks() - 1;
