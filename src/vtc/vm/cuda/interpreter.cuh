@@ -52,9 +52,11 @@ __device__ __forceinline__ int stage_at(const Tile& t, int stage) {
          stage * static_cast<int>(t.words[t.head + 5] >> 32);
 }
 
-// Which task a block is at, and the stage that its copies are in.
+// Which task a block is at, and the stage that its copies are in. prepared: the prologue and that task
+// are done; even: `run_even` is to go on from there.
 struct Progress {
   int task, stage;
+  bool prepared = false, even = false;
 };
 
 // The stage before it in turn: the one that is filled while a task of `stage` runs.
@@ -114,13 +116,11 @@ struct Steady {
   }
 };
 
-VTC_OUT_OF_LINE __device__ Progress run_even(int count, Progress now);
-
 // Runs instructions from `pc` on. kEven: tasks of whole tiles that are alike, up to the last such one,
 // with instructions that leave nothing to be worked out from task to task but addresses; what it
-// returns is the last task done. Else all tasks, from the prologue on.
+// returns is the last task done. Else all tasks, or up to where `run_even` may go on.
 template <bool kEven>
-__device__ __forceinline__ Progress run(Tile& t, Spots& s, int count, Progress progress, int pc) {
+__device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, int pc) {
   int task = progress.task, stage = progress.stage, stages = t.stages();
   Values a, b;
   forget(a);
@@ -129,7 +129,7 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, int count, Progress p
   Steady steady(t);  // of kEven alone; else nothing of it is used
   int staged = steady.stage_at_byte(stage);
   if constexpr (kEven) steady.turn(t, s, progress);
-  bool prepared = false;
+  bool prepared = progress.prepared;
   const Pair* code = reinterpret_cast<const Pair*>(t.words.p);
   // Of kEven, read while the instruction before it runs; behind the last one it is not used.
   Pair following;
@@ -206,7 +206,7 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, int count, Progress p
         if constexpr (kEven) {
           if (!is_even(task + steady.grid, steady.ahead(task + steady.grid), steady.even,
                        steady.tasks))
-            return {task, stage};
+            return {task, stage, true};
           task += steady.grid;
           stage = stage + 1 < steady.stages ? stage + 1 : 0;
           staged = steady.stage_at_byte(stage);
@@ -227,7 +227,7 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, int count, Progress p
         forget(a);
         forget(b);
         int ahead = stages ? task + (stages - 1) * grid : last + 1;
-        if (prepared && t.steady() >= 0 && task < last && ahead != last) {
+        if (prepared && t.r >= 0 && t.steady() >= 0 && task < last && ahead != last) {
           ++t.steps;
         } else {
           int r = t.r, c = t.c;
@@ -235,15 +235,8 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, int count, Progress p
           if (t.r != r || t.c != c) s.set_live(t);
         }
         if (!prepared && t.plain() && t.steady() >= 0 &&
-            is_even(task, ahead, even_tasks(t), last + 1) && all_whole(t, ahead <= last)) {
-          Progress done = run_even(count, {task, stage});
-          t.steps = (done.task - task) / grid;
-          task = done.task;
-          stage = done.stage;
-          prepared = true;
-          --pc;  // this instruction once more, for the task behind
-          break;
-        }
+            is_even(task, ahead, even_tasks(t), last + 1) && all_whole(t, ahead <= last))
+          return {task, stage, false, true};
         prepared = true;
         if (stages) {
           if (ahead <= last) copy_ahead(t, s, stage_at(t, stage_before(stage, stages)));
@@ -296,7 +289,7 @@ VTC_OUT_OF_LINE __device__ Progress run_even(int count, Progress now) {
   t.groups = kGroups;
   s.live = static_cast<uint32_t>((uint64_t{1} << kElements) - 1);
   __syncthreads();  // the scratch is used from its start again, here and behind
-  Progress done = run<true>(t, s, count, now, static_cast<int>(t.words[t.head + 3] >> 32) / 2);
+  Progress done = run<true>(t, s, now, static_cast<int>(t.words[t.head + 3] >> 32) / 2);
   __syncthreads();
   return done;
 }
@@ -316,7 +309,16 @@ __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
     commit_copies();
   }
   s.set_live(t);
-  run<false>(t, s, count, {task, 0}, static_cast<int>(t.words[t.head + 3] & 0xffffffff) / 2);
+  Progress now{task, 0};
+  int pc = static_cast<int>(t.words[t.head + 3] & 0xffffffff) / 2;
+  for (;;) {
+    now = run<false>(t, s, now, pc);
+    if (!now.even) return;
+    now = run_even(count, now);
+    // From the instruction before the body on, which ends a task; no registers are kept meanwhile.
+    start(t, s, shared, count);
+    pc = static_cast<int>(t.words[t.head + 3] >> 32) / 2 - 1;
+  }
 }
 
 }  // namespace vtc
