@@ -34,6 +34,7 @@ struct Block {
   uint32_t exchanged[kBlock];
   int any = 0;
   std::function<void()> work;
+  unsigned char* shared = nullptr;
 
   static Block*& running() {
     static Block* block = nullptr;
@@ -160,6 +161,7 @@ using std::abs, std::acos, std::acosh, std::asin, std::asinh, std::atan, std::at
 inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return rsqrt(x); }
+inline unsigned char* shared_memory() { return Block::running()->shared; }
 inline float undefined_float() { return bits<float>(0x7fc0dead); }
 inline float approximate_exp2(float x) { return std::exp2(x); }
 inline float approximate_reciprocal(float x) { return 1.0f / x; }

@@ -45,9 +45,8 @@ extern "C" void vtc_run_on_host(const uint64_t* words, int count, unsigned* plac
     shared.push_back(std::make_unique<Shared>(shared_bytes));
     std::memset(shared.back()->data(), 0xa5, shared.back()->size());
     blocks.push_back(std::make_unique<Block>());
-    blocks.back()->work = [&launch, memory = shared.back()->data()] {
-      vtc::run_launch(*launch, memory);
-    };
+    blocks.back()->shared = shared.back()->data();
+    blocks.back()->work = [&launch] { vtc::run_launch(*launch, vtc::shared_memory()); };
     blocks.back()->start();
   }
   for (bool going = true; going;) {

@@ -1,5 +1,6 @@
 // Accesses, and where they stand: each warp works out the cursors of all accesses of a task at once,
-// one a lane.
+// one a lane. Where tasks are along one dimension that is done for the first task: for the others each
+// thread adds its steps when it uses a cursor.
 #pragma once
 
 #include "scalars.cuh"
@@ -47,15 +48,28 @@ enum CursorFlag : uint32_t {
   kTerms = 4,    // runtime indices are still to be added
 };
 
+// What a whole tile is moved by: 16 bytes, read at once.
+struct alignas(16) Place {
+  char* address;        // of its element (0, 0)
+  int32_t step;         // bytes to this block's next task
+  int32_t pitch_flags;  // bytes between rows (24 bits), flags (8)
+
+  __device__ __forceinline__ int flags() const { return pitch_flags & 0xff; }
+  __device__ __forceinline__ int pitch() const { return pitch_flags >> 8; }
+};
+
 // A tile of a buffer: its element (0, 0), and which rows and columns are there (low half: first,
 // high half: behind the last).
 struct alignas(16) Cursor {
-  char* address;
-  int64_t base;  // the same in elements of the buffer
+  Place place;
+  uint32_t size, stage;  // stage: of a copy ahead, its byte in a stage
+  uint32_t rows, columns;
+  int64_t base;  // the address in elements of the buffer
   int64_t row, column;
-  uint32_t rows, columns, flags, size;
   int64_t step;  // elements to this block's next task, where tasks are along one dimension
 
+  __device__ __forceinline__ char* address() const { return place.address; }
+  __device__ __forceinline__ int flags() const { return place.flags(); }
   __device__ __forceinline__ bool has_row(int i) const {
     return i >= static_cast<int>(rows & 0xffff) && i < static_cast<int>(rows >> 16);
   }
@@ -69,16 +83,34 @@ struct alignas(16) Cursor {
 };
 static_assert(sizeof(Cursor) == kCursorBytes);
 
-__device__ __forceinline__ Cursor& cursor_at(const Tile& t, int n) {
-  return reinterpret_cast<Cursor*>(t.own() + kCoordinateBytes)[n];
+__device__ __forceinline__ Cursor& cursor_of_first(const Tile& t, int n) {
+  return reinterpret_cast<Cursor*>(t.own + kCoordinateBytes)[n];
+}
+
+// The place of an access, of a tile that is whole; else its flags alone count.
+__device__ __forceinline__ Place place_at(const Tile& t, int n) {
+  Place p = cursor_of_first(t, n).place;
+  p.address += static_cast<int64_t>(t.steps) * p.step;
+  return p;
+}
+
+__device__ __forceinline__ Cursor cursor_at(const Tile& t, int n) {
+  Cursor c = cursor_of_first(t, n);
+  int64_t moved = t.steps * c.step;
+  c.base += moved;
+  c.place.address += moved * static_cast<int>(c.size);
+  return c;
 }
 
 __device__ __forceinline__ int clamp_to(int64_t x) {
   return x < 0 ? 0 : x > 0xffff ? 0xffff : static_cast<int>(x);
 }
 
-// Are all rows of a tile at distances of 32 bits, if they have this stride?
-__device__ __forceinline__ bool near(int64_t row) { return row > -(1 << 20) && row < 1 << 20; }
+// Are the rows of a tile, and its elements from task to task, at distances of 32 bits?
+__device__ __forceinline__ bool near(int64_t bytes) { return bytes > -(1 << 21) && bytes < 1 << 21; }
+__device__ __forceinline__ bool near_step(int64_t step) {
+  return step > -(1 << 28) && step < 1 << 28;
+}
 
 // The cursor of an access at coordinates `at`; r and c are the extents there. What is written does
 // not vary along an axis that its kind lacks: one element stands for all.
@@ -106,20 +138,22 @@ __device__ __forceinline__ Cursor point(const Tile& t, const Access& a, const in
   bool rows_full = r * slots == t.groups * kThreads && c == slots * kRun;
   bool whole = rows_full && r0 == 0 && c0 == 0 && r1 >= r && c1 >= c;
   bool vectors = a.vectors();
-  whole = whole && vectors && !a.terms() && a.type() != T_I16 && near(a.words.number(a.at + 2));
-  uint32_t flags = (vectors ? kVectors : 0) | (whole ? kWhole : 0) |
-                   (a.terms() ? kTerms : 0);
   int size = itemsize(a.type()), steady = t.steady();
-  int64_t step = 0;
+  int64_t step = 0, row = a.words.number(a.at + 2);
   if (steady >= 0) step = t.blocks() * t.span(steady) * a.words.number(a.at + kAccessFixed + steady);
-  return Cursor{a.pointer() + base * size,
-                base,
-                a.words.number(a.at + 2),
-                a.words.number(a.at + 3),
+  whole = whole && vectors && !a.terms() && a.type() != T_I16 && near(row * size) && near_step(step);
+  int flags = (vectors ? kVectors : 0) | (whole ? kWhole : 0) | (a.terms() ? kTerms : 0);
+  int pitch = whole ? static_cast<int>(row) * size : 0;
+  Place place{a.pointer() + base * size, whole ? static_cast<int>(step) * size : 0,
+              pitch * 256 | flags};
+  return Cursor{place,
+                static_cast<uint32_t>(size),
+                0,
                 static_cast<uint32_t>(r0) | static_cast<uint32_t>(r1) << 16,
                 static_cast<uint32_t>(c0) | static_cast<uint32_t>(c1) << 16,
-                flags,
-                static_cast<uint32_t>(size),
+                base,
+                row,
+                a.words.number(a.at + 3),
                 step};
 }
 
@@ -130,7 +164,9 @@ __device__ __forceinline__ void point_one(const Tile& t, int n, const Access& a,
     r = down == kNoDim ? 1 : static_cast<int>(t.extent(down, at[down]));
     c = across == kNoDim ? 1 : static_cast<int>(t.extent(across, at[across]));
   }
-  cursor_at(t, n) = point(t, a, at, r, c);
+  Cursor& to = cursor_of_first(t, n);
+  to = point(t, a, at, r, c);
+  if (set) to.stage = static_cast<uint32_t>(t.words[t.dimension(t.dims()) + n] >> 32);
 }
 
 // All cursors of the tile at the coordinates of set 0.
@@ -146,6 +182,7 @@ __device__ __forceinline__ void point_all(const Tile& t) {
 __device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
   int lane = t.thread % 32;
   bool copies = ahead < t.tasks() && t.copies();
+  t.steps = 0;
   __syncwarp();
   if (lane < 2) t.locate(lane ? ahead : task, t.coordinate(lane));
   __syncwarp();
@@ -160,24 +197,6 @@ __device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
   for (int n = lane; n < all; n += 32) {
     int which = n < own ? n : static_cast<int>(t.words[table + n] & 0xffffffff);
     point_one(t, n, access_of(t, which), n >= own);
-  }
-  __syncwarp();
-}
-
-// The same for a task that follows one `grid` before it, where neither it nor the one ahead is the
-// last: every access moves by its own step.
-__device__ __forceinline__ void step_task(const Tile& t, int ahead, int grid) {
-  int lane = t.thread % 32, d = t.steady();
-  int64_t tasks = grid * t.span(d);
-  __syncwarp();
-  if (lane < 2) t.coordinate(lane)[d] += tasks;
-  int all = t.accesses() + (ahead < t.tasks() ? t.copies() : 0);
-#pragma unroll 1
-  for (int n = lane; n < all; n += 32) {
-    Cursor& c = cursor_at(t, n);
-    int64_t step = c.step;
-    c.base += step;
-    c.address += step * static_cast<int>(c.size);
   }
   __syncwarp();
 }

@@ -6,6 +6,5 @@
 
 extern "C" __global__ void __launch_bounds__(vtc::kThreads, vtc::kBlocks)
     vtc_run(const __grid_constant__ vtc::Launch launch) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  vtc::run_launch(launch, shared);
+  vtc::run_launch(launch, vtc::shared_memory());
 }

@@ -18,7 +18,8 @@
 //   | 4.. | an address a buffer, then its extent (48 bits) and its number in the program (16); then
 //   |     | the params (f64 bits) |
 //   | head | dimensions (8), row (8), column (8), copies (8), stages (8), accesses (8), 1 + the only
-//   |     | dimension with tasks (8), where there are no masks and no loops |
+//   |     | dimension with tasks (8), where there are no masks and no loops; 1: the body has no     |
+//   |     | instructions but those on registers and their loads, stores and folds (1) |
 //   | +1 | slots a row (16), distance of an element's columns in a group (16), rows (16), columns (16)|
 //   | +2 | tasks |
 //   | +3 | word of the prologue (32), of the body (32), from the start of the block |

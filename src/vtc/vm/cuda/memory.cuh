@@ -71,17 +71,17 @@ __device__ __forceinline__ void with_vector_type(int type, F f) {
 
 // The element (row of group g, its first column).
 __device__ __forceinline__ char* group_at(const Spots& s, const Cursor& p, int g, int size) {
-  return p.address + (s.i(g) * p.row + s.j(g) * p.column) * size;
+  return p.address() + (s.i(g) * p.row + s.j(g) * p.column) * size;
 }
 
 // The same in a whole tile, whose columns lie side by side.
 template <int kSize>
-__device__ __forceinline__ char* group_of_whole(const Spots& s, const Cursor& p, int g) {
-  return p.address + static_cast<int64_t>(s.i(g) * static_cast<int>(p.row) + s.j(g)) * kSize;
+__device__ __forceinline__ char* group_of_whole(const Spots& s, const Place& p, int g) {
+  return p.address + (s.i(g) * p.pitch() + s.j(g) * kSize);
 }
 
 template <int kType>
-__device__ __forceinline__ void load_whole(const Tile& t, const Spots& s, const Cursor& p,
+__device__ __forceinline__ void load_whole(const Tile& t, const Spots& s, const Place& p,
                                            Values& v) {
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void load_whole(const Tile& t, const Spots& s, const 
 }
 
 template <int kType>
-__device__ __forceinline__ void store_whole(const Tile& t, const Spots& s, const Cursor& p,
+__device__ __forceinline__ void store_whole(const Tile& t, const Spots& s, const Place& p,
                                             const Values& v) {
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -166,10 +166,11 @@ __device__ __forceinline__ void load_staged_as(const Tile& t, const unsigned cha
   }
 }
 
-// V = the tile of an access; where masked off, V stays as it is if b, or becomes 0.
+// V = the tile of an access; where masked off, V stays as it is if b, or becomes 0. kEven: it is whole.
+template <bool kEven>
 __device__ __forceinline__ void load(const Tile& t, const Spots& s, Instruction own, Values& v) {
-  const Cursor& p = cursor_at(t, own.a());
-  if (p.flags & kWhole) {
+  Place p = place_at(t, own.a());
+  if (kEven || p.flags() & kWhole) {
     with_vector_type(own.type2(), [&](auto constant) {
       load_whole<decltype(constant)::value>(t, s, p, v);
     });
@@ -181,10 +182,11 @@ __device__ __forceinline__ void load(const Tile& t, const Spots& s, Instruction 
 }
 
 // The tile of an access = V.
+template <bool kEven>
 __device__ __forceinline__ void store(const Tile& t, const Spots& s, Instruction own,
                                       const Values& v) {
-  const Cursor& p = cursor_at(t, own.a());
-  if (p.flags & kWhole) {
+  Place p = place_at(t, own.a());
+  if (kEven || p.flags() & kWhole) {
     with_vector_type(own.type2(), [&](auto constant) {
       store_whole<decltype(constant)::value>(t, s, p, v);
     });
@@ -195,9 +197,11 @@ __device__ __forceinline__ void store(const Tile& t, const Spots& s, Instruction
 }
 
 // V = what the copies have brought, or where they could not, the tile as it lies.
+template <bool kEven>
 __device__ __forceinline__ void load_staged(const Tile& t, const Spots& s, Instruction own, int stage,
                                             Word at, Values& v) {
-  if (!(cursor_at(t, own.a()).flags & kVectors)) return load(t, s, own, v);
+  if (!kEven && !(cursor_of_first(t, own.a()).flags() & kVectors))
+    return load<false>(t, s, own, v);
   const unsigned char* from = t.shared + stage + static_cast<int>(at);
   with_vector_type(own.type2(), [&](auto constant) {
     load_staged_as<decltype(constant)::value>(t, from, v);
@@ -205,7 +209,7 @@ __device__ __forceinline__ void load_staged(const Tile& t, const Spots& s, Instr
 }
 
 template <int kSize>
-__device__ __forceinline__ void copy_whole(const Tile& t, const Spots& s, const Cursor& p,
+__device__ __forceinline__ void copy_whole(const Tile& t, const Spots& s, const Place& p,
                                            unsigned char* to) {
   constexpr int kEach = kSize * kRun / 16;
 #pragma unroll
@@ -217,32 +221,49 @@ __device__ __forceinline__ void copy_whole(const Tile& t, const Spots& s, const 
   }
 }
 
+// Starts copies whose tiles are all whole; their cursors are those from `begin` to `end`.
+__device__ __forceinline__ void copy_whole_ahead(const Tile& t, const Spots& s, int begin, int end,
+                                                 int stage) {
+#pragma unroll 1
+  for (int n = begin; n < end; ++n) {
+    Place p = place_at(t, n);
+    const Cursor& first = cursor_of_first(t, n);
+    unsigned char* to = t.shared + stage + static_cast<int>(first.stage);
+    if (first.size == 2)
+      copy_whole<2>(t, s, p, to);
+    else
+      copy_whole<4>(t, s, p, to);
+  }
+}
+
 // Starts the copies for which `take_task` has left cursors.
 __device__ __forceinline__ void copy_ahead(const Tile& t, const Spots& s, int stage) {
-  int own = t.accesses(), table = t.dimension(t.dims()) + own;
+  int own = t.accesses(), end = own + t.copies();
 #pragma unroll 1
-  for (int n = 0; n < t.copies(); ++n) {
-    Cursor p = cursor_at(t, own + n);
-    if (!(p.flags & kVectors)) continue;
-    unsigned char* to = t.shared + stage + static_cast<int>(t.words[table + n] >> 32);
-    int size = static_cast<int>(p.size), each = size == 2 ? 1 : 2;
-    if (p.flags & kWhole) {
+  for (int n = own; n < end; ++n) {
+    Place whole = place_at(t, n);
+    if (!(whole.flags() & kVectors)) continue;
+    const Cursor& first = cursor_of_first(t, n);
+    unsigned char* to = t.shared + stage + static_cast<int>(first.stage);
+    int size = static_cast<int>(first.size), each = size == 2 ? 1 : 2;
+    if (whole.flags() & kWhole) {
       if (size == 2)
-        copy_whole<2>(t, s, p, to);
+        copy_whole<2>(t, s, whole, to);
       else
-        copy_whole<4>(t, s, p, to);
+        copy_whole<4>(t, s, whole, to);
       continue;
     }
+    Cursor p = cursor_at(t, n);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (g >= t.groups) break;
       int there = p.has_row(s.i(g)) ? static_cast<int>(p.columns >> 16) - s.j(g) : 0;
       int bytes = there <= 0 ? 0 : there >= kRun ? kRun * size : there * size;
       const char* from = group_at(s, p, g, size);
-      copy_async(to + staged_at(t, g, each, 0), bytes ? from : p.address, bytes < 16 ? bytes : 16);
+      copy_async(to + staged_at(t, g, each, 0), bytes ? from : p.address(), bytes < 16 ? bytes : 16);
       if (each == 2) {
         int rest = bytes < 16 ? 0 : bytes - 16;
-        copy_async(to + staged_at(t, g, each, 1), rest ? from + 16 : p.address, rest);
+        copy_async(to + staged_at(t, g, each, 1), rest ? from + 16 : p.address(), rest);
       }
     }
   }

@@ -43,6 +43,12 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
   return d;
 }
 
+// The block's shared memory.
+__device__ __forceinline__ unsigned char* shared_memory() {
+  extern __shared__ __align__(16) unsigned char shared[];
+  return shared;
+}
+
 // No value in particular.
 __device__ __forceinline__ float undefined_float() {
   float y;

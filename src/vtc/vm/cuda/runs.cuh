@@ -70,7 +70,7 @@ __device__ __forceinline__ Group group_of(const Tile& t, int access, const Curso
     for (int e = 0; e < kRun; ++e)
       there |= static_cast<uint32_t>(p.has_column(j + e * distance)) << e;
   }
-  if (p.flags & kTerms && there) {
+  if (p.flags() & kTerms && there) {
     Access a = access_of(t, access);
     if (!add_terms(t, a, g * kRun, address)) there = 0;
     int64_t step = distance * p.column;
@@ -78,8 +78,8 @@ __device__ __forceinline__ Group group_of(const Tile& t, int access, const Curso
     for (int e = 0; e < kRun; ++e)
       if (there >> e & 1 && !inside(t, a, address + e * step)) there &= ~(1u << e);
   }
-  return Group{p.address + (address - p.base) * static_cast<int>(p.size), there,
-               there == 0xff && p.flags & kVectors};
+  return Group{p.address() + (address - p.base) * static_cast<int>(p.size), there,
+               there == 0xff && p.flags() & kVectors};
 }
 
 __device__ __forceinline__ float4* run_at(const Tile& t, int location, int g) {

@@ -249,7 +249,7 @@ __device__ __forceinline__ void slow_move(const Tile& t, Instruction own, int& p
 // dst = the coordinate along a dimension.
 __device__ __forceinline__ void iota(const Tile& t, Instruction own, int& pc) {
   int d = static_cast<int>(t.words[pc++]);
-  int64_t first = t.coordinate(0)[d];
+  int64_t first = t.start(d);
 #pragma unroll 1
   for (int e = 0; e < t.groups * kRun; e += step_of(own.dst())) {
     int g = e / kRun;

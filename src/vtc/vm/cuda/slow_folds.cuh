@@ -192,7 +192,7 @@ __device__ __forceinline__ void accumulate_places(const Tile& t, FoldWord f, Ins
   int64_t first = 0, down = 0, across = 0;
   for (int d = 0; d < t.dims(); ++d) {
     int64_t stride = t.words.number(pc++);
-    first += t.coordinate(0)[d] * stride;
+    first += t.start(d) * stride;
     if (d == t.row() && f.kind() & 1) down = stride;
     if (d == t.column() && f.kind() & 2) across = stride;
   }

@@ -45,6 +45,8 @@ struct Tile {
   int head;    // word of the kernel's head
   int groups;  // of a thread that have elements
   int r, c;    // extents of the tile
+  int steps;   // tasks of this block since the one that coordinates and cursors are of
+  unsigned char* own;  // this warp's own area
 
   __device__ __forceinline__ int dims() const { return words[head] & 0xff; }
   __device__ __forceinline__ int row() const { return words[head] >> 8 & 0xff; }
@@ -56,6 +58,8 @@ struct Tile {
   __device__ __forceinline__ int steady() const {
     return static_cast<int>(words[head] >> 48 & 0xff) - 1;
   }
+  // Are all instructions of the body among those of `run_even`?
+  __device__ __forceinline__ bool plain() const { return words[head] >> 56 & 1; }
   __device__ __forceinline__ int slots() const { return words[head + 1] & 0xffff; }
   __device__ __forceinline__ int distance() const { return words[head + 1] >> 16 & 0xffff; }
   __device__ __forceinline__ int tasks() const { return static_cast<int>(words[head + 2]); }
@@ -65,13 +69,16 @@ struct Tile {
   __device__ __forceinline__ int first() const { return words[kBlockWords - 1] & 0xffffffff; }
   __device__ __forceinline__ int blocks() const { return words[kBlockWords - 1] >> 32; }
 
-  // This warp's own area.
-  __device__ __forceinline__ unsigned char* own() const {
+  __device__ __forceinline__ void find_own() {
     int first = static_cast<int>(words[head + 5] & 0xffffffff);
-    return shared + first + thread / 32 * warp_bytes(accesses() + copies());
+    own = shared + first + thread / 32 * warp_bytes(accesses() + copies());
   }
   __device__ __forceinline__ int64_t* coordinate(int set) const {
-    return reinterpret_cast<int64_t*>(own()) + set * kMaxDims;
+    return reinterpret_cast<int64_t*>(own) + set * kMaxDims;
+  }
+  // Where the tile starts along a dimension.
+  __device__ __forceinline__ int64_t start(int d) const {
+    return coordinate(0)[d] + (d == steady() ? steps * blocks() * span(d) : 0);
   }
   __device__ __forceinline__ int dimension(int d) const { return head + kHeadFixed + 3 * d; }
   __device__ __forceinline__ int64_t size(int d) const { return words.number(dimension(d)); }

@@ -106,6 +106,15 @@ class Assembler {
 
   int held_() const { return emitter_.held; }
 
+  // Has the body no loops, no operators on shared memory, no accumulators?
+  bool plain() const {
+    for (size_t at = words_.body; at < words_.code.size(); at += 2) {
+      int op = static_cast<int>(words_.code[at] & 0xff);
+      if (op > D_DONE || op == D_ACCUM) return false;
+    }
+    return true;
+  }
+
   // Words of the pool and of the code become words of the block; loads that are copied ahead find
   // what has been copied.
   void resolve(const Pipeline& p, size_t pool, size_t code) {
@@ -125,7 +134,8 @@ class Assembler {
               static_cast<Word>(kernel_.column()) << 16 | static_cast<Word>(p.copies) << 24 |
               static_cast<Word>(p.stages) << 32 |
               static_cast<Word>(words_.accesses.size()) << 40 |
-              static_cast<Word>(steady_dimension(kernel_, read_) + 1) << 48;
+              static_cast<Word>(steady_dimension(kernel_, read_) + 1) << 48 |
+              static_cast<Word>(plain()) << 56;
     *head++ = static_cast<Word>(read_.slots) | static_cast<Word>(emitter_.distance) << 16 |
               static_cast<Word>(kernel_.rows()) << 32 |
               static_cast<Word>(std::min<int64_t>(kernel_.columns(), 65535)) << 48;
