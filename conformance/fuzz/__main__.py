@@ -57,9 +57,10 @@ def main(
     if engine not in ENGINES:
         raise typer.BadParameter(f"{engine} is none of {', '.join(ENGINES)}")
     if merge:
-        held = records.read_file(output)
-        for path in merge:
-            held |= records.read_file(path)
+        try:
+            held = records.merged([records.read_file(path) for path in (output, *merge)])
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
         if output is not None:
             records.write_file(output, held)
         console.print(records.totals(held), markup=False)

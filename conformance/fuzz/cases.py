@@ -22,6 +22,22 @@ def names_in(text: str) -> list[str]:
     return NAME.findall(text)
 
 
+def moved(values: list[Any], device: str) -> list[Any]:
+    """The values on another device: tensors that share storage, or are one, do so there."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    made: dict[int, torch.Tensor] = {}
+    for value in values:
+        if isinstance(value, torch.Tensor) and id(value) not in made:
+            own = value.untyped_storage()
+            if own._cdata not in storages:
+                held = torch.empty(0, dtype=torch.uint8).set_(own)
+                storages[own._cdata] = held.to(device).untyped_storage()
+            empty = torch.empty(0, dtype=value.dtype, device=device)
+            place = value.storage_offset(), value.shape, value.stride()
+            made[id(value)] = empty.set_(storages[own._cdata], *place)
+    return [made.get(id(value), value) for value in values]
+
+
 def seeded(number: int, device: str = "cpu") -> None:
     """`torch.manual_seed` for the device alone: it formats a stack trace for every other one."""
     torch.default_generator.manual_seed(number)
@@ -87,13 +103,14 @@ class Case:
         return names["f"]  # type: ignore[return-value]
 
     def args(self, world: int = 0, device: str = "cpu") -> list[Any]:
-        """New arguments, with the same values at each call, that share storage as they are to."""
+        """New arguments, with the same values at each call and on each device, that share storage
+        as they are to: an index that is legal for the values drawn on one is so on all."""
         names = dict(MODULES)
         for k, argument in enumerate(self.arguments):
-            seeded(self.seed * 1000 + int(argument.name[1:]) + 97 * world, device)
-            with torch.device(device):
-                names[argument.name] = eval(self._expressions[world][k], names)
-        return [names[a.name] for a in self.arguments]
+            seeded(self.seed * 1000 + int(argument.name[1:]) + 97 * world)
+            names[argument.name] = eval(self._expressions[world][k], names)
+        made = [names[a.name] for a in self.arguments]
+        return made if device == "cpu" else moved(made, device)
 
     @cached_property
     def _expressions(self) -> list[list[Any]]:

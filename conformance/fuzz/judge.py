@@ -9,7 +9,7 @@ Strides must be eager PyTorch's, and so must be which outputs share storage with
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from cases import Case
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 TIMES = 8
@@ -56,7 +57,7 @@ class Judge:
                 found = _form(ours, theirs)
                 if not found and k >= 0:
                     found = self._strides(k, ours, theirs)
-                found = found or self._values(name, k, ours, theirs)
+                found = found or self._values(name, k, ours, theirs, stock)
                 if found:
                     return f"{name} {found}"
         return self._sharing(got, stock)
@@ -95,16 +96,36 @@ class Judge:
             return None
         return f"has strides {ours.stride()}, not {theirs.stride()}"
 
+    @property
+    def misshapen(self) -> bool:
+        """Do PyTorch's own shape functions refuse the case, or give an output a wrong shape?
+
+        Those of 2.11 keep a dimension of one element that a norm is to drop.
+        """
+        try:
+            outputs = self._shapes(self.case)
+        except Exception:  # whatever it is, it is none of the compiler's
+            return True
+        pairs = zip(outputs, self.want.outputs, strict=True)
+        return any(isinstance(o, Tensor) and not _fits(o.shape, w.shape) for o, w in pairs)
+
     @cached_property
     def _traced(self) -> list[list[int]]:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        args = self.case.args(self.world, self.device)
-        fakes = {id(a): mode.from_tensor(a) if isinstance(a, Tensor) else a for a in args}
-        with mode, torch.no_grad():
-            outputs = self.case.function(*[fakes[id(a)] for a in args])
-        return [strides(o) if isinstance(o, Tensor) else [] for o in outputs]
+        return [strides(o) if isinstance(o, Tensor) else [] for o in self._shapes(self.case)]
 
-    def _values(self, name: str, k: int, ours: Tensor, theirs: Tensor) -> str | None:
+    def _shapes(self, case: Case) -> list[Any]:
+        """The outputs as PyTorch's shape functions give them, without values: a number that is read
+        from a tensor is a symbol."""
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        args = case.args(self.world, self.device)
+        fakes = {
+            id(a): mode.from_tensor(a, static_shapes=True) if isinstance(a, Tensor) else a
+            for a in args
+        }
+        with mode, torch.no_grad():
+            return list(case.function(*[fakes[id(a)] for a in args]))
+
+    def _values(self, name: str, k: int, ours: Tensor, theirs: Tensor, stock: bool) -> str | None:
         if theirs.numel() == 0 or _equal(ours, theirs):
             return None
         own = self.case.outputs[k] if k >= 0 else self.case.arguments[-1 - k].name
@@ -113,10 +134,10 @@ class Judge:
         off = _distance(ours, theirs)
         scale = float(theirs.double().nan_to_num(0, 0, 0).abs().max())
         if own in self.case.exact or not theirs.dtype.is_floating_point:
-            if self._contracted(theirs, off, scale):
+            if self._contracted(theirs, off, scale) or (stock and self._without_denormals(k, ours)):
                 return None
             return f"differs by {off:.3g} where there is one right answer"
-        limit = max(scale, 1e-3) * TOLERANCE[theirs.dtype]
+        limit = max(scale, 1e-3) * (self._coarsest if stock else TOLERANCE[theirs.dtype])
         if off <= limit:
             return None
         for run in self._others():
@@ -131,6 +152,26 @@ class Judge:
         if self.device == "cpu" or not theirs.dtype.is_floating_point:
             return False
         return off <= 4 * torch.finfo(theirs.dtype).eps * scale
+
+    def _without_denormals(self, k: int, ours: Tensor) -> bool:
+        """Is it the answer to arguments whose denormal numbers are zeros, as CUDA kernels that are
+        generated take them?"""
+        if self.device == "cpu":
+            return False
+        args = _changed(self.case.args(self.world, self.device), _flushed)
+        run = Run.of(self.case.function, args)
+        expected = run.outputs[k] if k >= 0 else whole(run.arguments[-1 - k])
+        return bool(expected.shape == ours.shape and _equal(ours, expected))
+
+    @cached_property
+    def _coarsest(self) -> float:
+        """The tolerance of the narrowest type of a value: generated code keeps what is rounded to
+        it in float32, where eager PyTorch goes on from the rounded value."""
+        case = self.case
+        every = (*(n for s in case.statements for n in s.makes), *(a.name for a in case.arguments))
+        values = self._shapes(replace(case, outputs=every))
+        dtypes = {v.dtype for v in values if isinstance(v, Tensor)}
+        return max(TOLERANCE[d] for d in (torch.float32, *dtypes) if d in TOLERANCE)
 
     def _others(self) -> list[Run]:
         """The function in float64, and on arguments that are off by a rounding."""
@@ -178,6 +219,13 @@ def _form(ours: Any, theirs: Tensor) -> str | None:
     return None
 
 
+def _fits(sizes: torch.Size, own: torch.Size) -> bool:
+    """Are the sizes that are numbers those of a shape?"""
+    return len(sizes) == len(own) and all(
+        n == m for n, m in zip(sizes, own, strict=True) if isinstance(n, int)
+    )
+
+
 def strides(tensor: Tensor) -> list[int]:
     """The strides that an element shows."""
     pairs = zip(tensor.stride(), tensor.shape, strict=True)
@@ -213,6 +261,10 @@ def _share(a: Any, b: Any) -> bool:
 
 def _precise(t: Tensor) -> Tensor:
     return t.double()
+
+
+def _flushed(t: Tensor) -> Tensor:
+    return torch.where(t.abs() < torch.finfo(t.dtype).tiny, torch.zeros_like(t), t)
 
 
 def _nudged(t: Tensor) -> Tensor:

@@ -42,6 +42,24 @@ class View:
 
 
 @dataclass(frozen=True)
+class Form:
+    """Where an output's elements lie in its storage. Outputs of one `storage`, a number that means
+    nothing by itself, are views of one tensor."""
+
+    storage: int
+    view: View
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A symbol's value at a call: the input itself, a size of it, a stride or its offset."""
+
+    input: int
+    kind: Literal["value", "size", "stride", "offset"]
+    dim: int = 0
+
+
+@dataclass(frozen=True)
 class Operand:
     """What a step reads or writes: an input, an arena buffer, or the result of an earlier step.
 
@@ -85,12 +103,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps in order. `outputs` holds an Operand, or a plain value that is returned as it is."""
+    """Steps in order. `outputs` holds an Operand, or a plain value that is returned as it is.
+
+    `symbols` says how a call's inputs give each symbol of a size. `forms` are the places that eager
+    PyTorch gives results among the outputs, by the number of the output, where they are known.
+    """
 
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     outputs: tuple[Any, ...]
     names: dict[int, str] = field(default_factory=dict)
+    symbols: dict[str, Symbol] = field(default_factory=dict)
+    forms: dict[int, Form] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = ["arena:", *(f"  {b}" for b in self.buffers)] if self.buffers else []

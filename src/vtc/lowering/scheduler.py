@@ -25,6 +25,7 @@ from vtc.kernels import libraries
 from vtc.kernels.inductor import Slot
 from vtc.lowering.emit import StepGraph
 from vtc.lowering.homes import Homes, Store, Unschedulable
+from vtc.lowering.returned import forms, symbols
 from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, View
 from vtc.lowering.storage import extent_of
 from vtc.virtual.plan import COPY_BACK
@@ -163,7 +164,13 @@ class _Scheduler:
             library = [self._library(r) for r in reversed(self._regions(stage, True))]
             steps = [*reversed(library), *([generated] if generated else []), *steps]
         buffers = tuple(_buffer(node, self.homes) for node in self.homes.bases)
-        made = Schedule(buffers, tuple(steps), tuple(outputs))
+        made = Schedule(
+            buffers,
+            tuple(steps),
+            tuple(outputs),
+            symbols=symbols(self.program) if self.program.symbolic else {},
+            forms=forms(self.program, outputs),
+        )
         _require_runnable(made, self.updates)
         return made
 

@@ -195,7 +195,7 @@ class Candidates:
     def _replayed(self, run: Compiled) -> Compiled:
         """On CUDA, `run` as one CUDA graph."""
         symbolic = self.plan.program.symbolic
-        if symbolic or not self.settings.options.cuda_graphs or not capturable(self.fakes):
+        if symbolic or not self.settings.options.cuda_graphs or not capturable(self.plan.program):
             return run
         passed = len(self.inputs)
         weights = [i for i in self.plan.weights if i < passed]

@@ -9,6 +9,7 @@ valid over the next call; an output that is a view of an argument is one of the 
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +17,21 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch import fx
 
 from vtc import errors
+from vtc.graph.program import Program, value_of
+from vtc.lowering.timing import Held
 from vtc.runtime.outputs import Copies, viewed
+
+logger = logging.getLogger(__name__)
 
 CAPTURES = 8
 """Captures kept per compiled graph; the one not used for longest goes first."""
-
+WARM_UPS = 2
+"""Calls before a capture: the first ones compile kernels and allocate workspaces."""
+_TAKES_NUMBERS = (torch.ops.aten.masked_fill.Tensor, torch.ops.aten.fill.Tensor)
+"""Operators that take a number from the CPU, beside those that compute point by point."""
 
 _direct: ContextVar[bool] = ContextVar("direct", default=False)
 
@@ -95,13 +104,7 @@ class _Capture:
             self.arguments[i] = torch.empty_strided(
                 args[i].shape, args[i].stride(), dtype=args[i].dtype, device=args[i].device
             ).copy_(args[i])
-        # Warm-up runs update the caller's tensors: put their values back afterwards.
-        values = [(args[i], args[i].clone()) for i in updated]
-        try:
-            self._capture(run)
-        finally:
-            for tensor, value in values:
-                tensor.copy_(value)
+        self._capture(run, Held([args[i] for i in updated]))
         storages = {args[i].untyped_storage()._cdata for i in in_place}
         self.views = [
             isinstance(o, torch.Tensor) and o.untyped_storage()._cdata in storages
@@ -119,12 +122,11 @@ class _Capture:
         ]
         self.copies = Copies([self.outputs[k] for k in self.held])
 
-    def _capture(self, run: Callable[..., Any]) -> None:
+    def _capture(self, run: Callable[..., Any], held: Held) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(stream):
-            for _ in range(2):
-                run(*self.arguments)
+            warm_up(run, self.arguments, held)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(self.graph, stream=stream):
@@ -143,7 +145,54 @@ class _Capture:
         return tuple(outputs)
 
 
-def capturable(inputs: Sequence[Any]) -> bool:
-    """Can a graph with these inputs be captured? Every tensor must be on one CUDA device."""
-    devices = {a.device for a in inputs if isinstance(a, torch.Tensor)}
-    return len(devices) == 1 and next(iter(devices)).type == "cuda"
+def warm_up(run: Callable[..., Any], args: Sequence[Any], held: Held) -> None:
+    """Run twice before a capture, each time on the caller's values, which `held` puts back: what a
+    call leaves in an input need not be legal in the next, as where it is an index."""
+    for _ in range(WARM_UPS):
+        try:
+            run(*args)
+        finally:
+            held.put_back()
+
+
+def capturable(program: Program) -> bool:
+    """Can the graph be captured? What it is passed must be on one CUDA device, and it must copy
+    nothing between devices but numbers that its kernels are handed, and draw nothing on the CPU,
+    which a replay would not do again."""
+    passed = program.inputs[: len(program.inputs) - len(program.constants)]
+    devices = {value.device for value in map(value_of, passed) if isinstance(value, torch.Tensor)}
+    if len(devices) != 1 or next(iter(devices)).type != "cuda":
+        return False
+    found = next((n for n in program.nodes if _crosses(n) or _draws(n)), None)
+    if found is not None:
+        logger.info("%s uses the CPU: the graph's kernels are launched one by one", found.name)
+    return found is None
+
+
+def _crosses(node: fx.Node) -> bool:
+    """Does an operator copy a tensor from one device to another?"""
+    value = _first_value(node)
+    if value is None:
+        return False
+    operands = [v for v in map(value_of, node.all_input_nodes) if isinstance(v, torch.Tensor)]
+    other = [v for v in operands if v.device != value.device]
+    numbers = all(v.dim() == 0 and v.device.type == "cpu" for v in other)
+    takes = torch.Tag.pointwise in _tags(node) or node.target in _TAKES_NUMBERS
+    return bool(other) and not (numbers and takes)
+
+
+def _draws(node: fx.Node) -> bool:
+    """Does an operator draw random numbers on the CPU?"""
+    value = _first_value(node)
+    drawn = torch.Tag.nondeterministic_seeded in _tags(node)
+    return drawn and value is not None and value.device.type == "cpu"
+
+
+def _first_value(node: fx.Node) -> torch.Tensor | None:
+    value = value_of(node)
+    value = value[0] if isinstance(value, list | tuple) and value else value
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _tags(node: fx.Node) -> Sequence[torch.Tag]:
+    return getattr(node.target, "tags", ())

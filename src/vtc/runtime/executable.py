@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._sympy.printers import PythonPrinter
 
 from vtc.graph.program import InputView
-from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, View
+from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, Symbol, View
+from vtc.runtime.outputs import Placed
 
 
 class Executable:
@@ -49,7 +52,11 @@ class _Writer:
         self.names: dict[str, Any] = {
             "empty_strided": torch.empty_strided,
             "as_strided": torch.as_strided,
+            "placed": Placed(schedule.forms),
+            "math": math,  # these two in printed sizes
+            "torch": torch,
         }
+        self.used: set[str] = set()
         self.lines: list[str] = []
         self.views: dict[Operand, str] = {}
         self.last = self._last_uses()
@@ -71,16 +78,46 @@ class _Writer:
             dead += [v for o, v in self.views.items() if _local(str(o.source)) in dead]
             if dead:
                 self.lines.append(f"del {', '.join(dead)}")
-        outputs = "".join(f"{self._output(o)}, " for o in self.schedule.outputs)
+        outputs = [self._output(o) for o in self.schedule.outputs]
+        self.lines.append(f"outputs = ({''.join(f'{o}, ' for o in outputs)})")
+        moved = " or ".join(
+            f"{outputs[k]}.stride() != {form.view.stride}"
+            for k, form in self.schedule.forms.items()
+        )
+        if moved:
+            self.lines.append(f"if {moved}:")
+            self.lines.append("    outputs = placed(outputs)")
+        symbols = [
+            f"{name} = {_value(symbol)}"
+            for name, symbol in self.schedule.symbols.items()
+            if name in self.used
+        ]
         parameters = ", ".join(f"input{i}" for i in range(self.inputs))
-        body = "\n    ".join([*self.lines, f"return ({outputs})"])
+        body = "\n    ".join([*symbols, *self.lines, "return outputs"])
         return f"def run({parameters}):\n    {body}\n"
+
+    def _sizes(self, sizes: Sequence[Any]) -> str:
+        """A tuple's text."""
+        return f"({''.join(f'{self._size(n)}, ' for n in sizes)})"
+
+    def _size(self, size: Any) -> str:
+        if not isinstance(size, torch.SymInt):
+            return repr(size)
+        self.used.update(str(s) for s in size.node.expr.free_symbols)
+        return str(PythonPrinter().doprint(size.node.expr))
+
+    def _view(self, name: str, view: View, kind: str) -> str:
+        # An input or a result may itself start inside its storage; an arena buffer never does.
+        start = f"{name}.storage_offset() + " if kind in ("input", "result") else ""
+        shape, stride = self._sizes(view.shape), self._sizes(view.stride)
+        return f"as_strided({name}, {shape}, {stride}, {start}{self._size(view.offset)})"
 
     def _allocate(self, buffer: Buffer) -> None:
         dtype, device = f"dtype_{buffer.name}", f"device_{buffer.name}"
         self.names[dtype], self.names[device] = buffer.dtype, buffer.device
         self.lines.append(
-            f"{_local(buffer.name)} = empty_strided({buffer.shape}, {buffer.stride}, "
+            f"{_local(buffer.name)} = empty_strided({self._sizes(buffer.shape)}, "
+            f"{self._sizes(buffer.stride)}, "
             f"dtype={dtype}, device={device})"
         )
 
@@ -90,13 +127,15 @@ class _Writer:
             return name
         if operand not in self.views:
             self.views[operand] = f"view{len(self.views)}"
-            self.lines.append(f"{self.views[operand]} = {_view(name, operand.view, operand.kind)}")
+            self.lines.append(
+                f"{self.views[operand]} = {self._view(name, operand.view, operand.kind)}"
+            )
         return self.views[operand]
 
     def _output(self, output: Any) -> str:
         if isinstance(output, InputView):
             view = View(output.size, output.stride, output.offset)
-            return _view(f"input{output.input}", view, "input")
+            return self._view(f"input{output.input}", view, "input")
         return self._name(output) if isinstance(output, Operand) else repr(output)
 
     def _last_uses(self) -> dict[str, int]:
@@ -119,7 +158,12 @@ def _local(name: str) -> str:
     return f"t_{name}"
 
 
-def _view(name: str, view: View, kind: str) -> str:
-    # An input or a result may itself start inside its storage; an arena buffer never does.
-    start = f"{name}.storage_offset() + " if kind in ("input", "result") else ""
-    return f"as_strided({name}, {view.shape}, {view.stride}, {start}{view.offset})"
+def _value(symbol: Symbol) -> str:
+    """The text of a symbol's value at a call."""
+    read = {
+        "value": "",
+        "size": f".size({symbol.dim})",
+        "stride": f".stride({symbol.dim})",
+        "offset": ".storage_offset()",
+    }
+    return f"input{symbol.input}{read[symbol.kind]}"

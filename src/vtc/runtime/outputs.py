@@ -1,15 +1,22 @@
-"""Copies of outputs that lie in memory that the next call writes again.
+"""Copies of outputs: of those in memory that the next call writes again, and of those in other
+places than eager PyTorch's.
 
-A copy has the strides of its original, and two outputs that share elements share them as copies.
+A copy of the first kind has the strides of its original, and two outputs that share elements share
+them as copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from vtc.graph.strides import seen
+from vtc.lowering.schedule import Form, View
+from vtc.lowering.storage import extent_of
 
 ALIGNMENT = 16
 """Bytes that a run of several outputs is aligned to, so that every dtype can view it."""
@@ -60,6 +67,66 @@ class Copies:
         for run in self.runs:
             copies.update(zip(run.outputs, run.copied(self.outputs), strict=True))
         return [copies[k] if k in copies else own.clone() for k, own in enumerate(self.outputs)]
+
+
+class Placed:
+    """Puts outputs into the strides of eager PyTorch, where a compiled region returns others:
+    Inductor pads matmuls, and some operators keep the strides of an operand, which has others here.
+
+    Outputs that are views of one tensor become views of one copy. Those that overlap themselves, as
+    windows do, are left as they are.
+    """
+
+    def __init__(self, forms: Mapping[int, Form]) -> None:
+        storages: dict[int, dict[int, View]] = {}
+        for k, form in forms.items():
+            storages.setdefault(form.storage, {})[k] = form.view
+        self.together = [
+            views
+            for views in storages.values()
+            if not any(_overlaps(v.shape, v.stride) for v in views.values())
+        ]
+
+    def __call__(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The outputs, those copied of which an element shows that the strides differ."""
+        made = list(outputs)
+        for views in self.together:
+            if any(not _shows(outputs[k], v) for k, v in views.items()):
+                ends = (
+                    made[k].itemsize * (v.offset + extent_of(v.shape, v.stride))
+                    for k, v in views.items()
+                )
+                device = outputs[min(views)].device
+                held = torch.empty(max(ends), dtype=torch.uint8, device=device).untyped_storage()
+                for k, v in views.items():
+                    empty = torch.empty(0, dtype=made[k].dtype, device=device)
+                    made[k] = empty.set_(held, v.offset, v.shape, v.stride)
+                    _once(made[k], v.stride).copy_(_once(outputs[k], v.stride))
+        return tuple(made)
+
+
+def _shows(tensor: Tensor, view: View) -> bool:
+    """Are the strides that an element of the tensor shows those of the view?"""
+    return seen(view.shape, tensor.stride()) == seen(view.shape, view.stride)
+
+
+def _once(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+    """The part without the dimensions that repeat elements in `stride`."""
+    for dim in reversed(range(tensor.dim())):
+        if stride[dim] == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.select(dim, 0)
+    return tensor
+
+
+def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """May two elements lie in one place, other than by a stride of 0?"""
+    end = 0
+    for step, n in sorted(zip(stride, shape, strict=True)):
+        if n > 1 and step:
+            if step <= end:
+                return True
+            end += (n - 1) * step
+    return False
 
 
 def viewed(view: Tensor, own: Tensor, given: Tensor) -> Tensor:

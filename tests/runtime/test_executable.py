@@ -1,0 +1,90 @@
+"""Executables return what eager PyTorch does: strides, shared storage, sizes that are symbols."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import vtc
+from vtc.graph.capture import capture
+from vtc.lowering.plan import NOTHING, Plan
+from vtc.lowering.schedule import Form, View
+from vtc.runtime.executable import Executable
+from vtc.runtime.outputs import Placed
+
+pytestmark = pytest.mark.usefixtures("clean_dynamo")
+
+
+def padded(value: torch.Tensor) -> torch.Tensor:
+    """The same in rows that are longer by three."""
+    wide = value.new_zeros(*value.shape[:-1], value.shape[-1] + 3)
+    return wide[..., : value.shape[-1]].copy_(value)
+
+
+def test_a_compiled_step_that_returns_other_strides_is_mended() -> None:
+    class Product(nn.Module):
+        def forward(self, x, w):
+            y = x @ w
+            return y, y.t(), x + 1
+
+    x, w = torch.randn(6, 4), torch.randn(4, 5)
+    graph_module = torch.fx.symbolic_trace(Product())
+    plan = Plan.of(capture(graph_module, [x, w]))
+    schedule = plan.schedule(NOTHING)
+    (step,) = schedule.steps
+    calls = []
+
+    def compiled(*args):
+        y, _, z = step.graph(*args)
+        calls.append(len(args))
+        return padded(y), padded(y).t(), z
+
+    found = Executable(schedule, [(compiled, step)], 2)(x, w)
+    expected = Product()(x, w)
+    assert calls == [2]
+    torch.testing.assert_close(found, expected)
+    assert [f.stride() for f in found] == [e.stride() for e in expected]
+    assert found[0].data_ptr() == found[1].data_ptr()
+
+
+def test_outputs_in_their_places_are_returned_as_they_are() -> None:
+    x = torch.randn(1, 4)
+    placed = Placed({0: Form(1, View((1, 4), (9, 1), 0)), 1: Form(2, View((4,), (1,), 0))})
+    outputs = (x, x[0], 3)
+    assert all(a is b for a, b in zip(placed(outputs), outputs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "offset"),
+    [((4, 3), (7, 2), 5), ((2, 3, 4), (0, 4, 1), 0), ((3, 4), (1, 3), 0), ((0, 3), (5, 1), 0)],
+)
+def test_strides_with_gaps_and_repeats_are_restored(shape, stride, offset) -> None:
+    x = torch.randn(shape) if stride[0] else torch.randn(shape[1:]).expand(shape).clone()
+    (found,) = Placed({0: Form(1, View(shape, stride, offset))})((x,))
+    torch.testing.assert_close(found, x, rtol=0, atol=0)
+    if x.numel():
+        assert (found.stride(), found.storage_offset()) == (stride, offset)
+
+
+def test_windows_over_one_storage_are_left_as_they_are() -> None:
+    x = torch.randn(3, 2)
+    (found,) = Placed({0: Form(1, View((3, 2), (1, 1), 0))})((x,))
+    assert found is x
+
+
+def test_views_of_an_updated_input_have_sizes_that_are_symbols() -> None:
+    def f(x, y):
+        x.mul_(2)
+        x[1:] = y
+        return x.narrow(0, 0, 1), x[:, 1:], x[::2].t()
+
+    compiled = vtc.compile(f, dynamic=True, objective="bytes", options={"cost": "static"})
+    for rows, columns in ((6, 5), (9, 4), (4, 11)):
+        x, y = torch.randn(rows, columns), torch.randn(rows - 1, columns)
+        own = x.clone()
+        with torch.no_grad():
+            found, expected = compiled(x, y), f(own, y)
+        torch.testing.assert_close([*found, x], [*expected, own], rtol=0, atol=0)
+        assert [t.stride() for t in found] == [t.stride() for t in expected]
+        assert all(t.untyped_storage()._cdata == x.untyped_storage()._cdata for t in found)
