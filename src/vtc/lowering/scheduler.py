@@ -351,8 +351,18 @@ class _Scheduler:
         return (
             node in self.program.movements
             and not self.homes.inplace(node)
-            and any(self._views(n, source) for n in node.all_input_nodes)
+            and any(self._views(n, source) for n in self._moved(node))
         )
+
+    def _moved(self, node: fx.Node) -> list[fx.Node]:
+        """The tensors that a movement operator reads: its indices, and the sources that its map has
+        elements of. What a copy replaces is not read."""
+        bound = self.program.movements[node]
+        load = bound.movement.load
+        read = (
+            {p.source for p in load.pieces} if load is not None else set(range(len(bound.sources)))
+        )
+        return [*bound.lookups, *(s for k, s in enumerate(bound.sources) if k in read)]
 
     def _output(self, number: int, out: Any) -> Any:
         if number in self.program.aliases:

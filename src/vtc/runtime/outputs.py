@@ -57,7 +57,8 @@ class Copies:
         self.runs = [run for run in _runs(self.outputs) if not self._cloned(run)]
 
     def _cloned(self, run: Run) -> bool:
-        return len(run.outputs) == 1 and _dense(self.outputs[run.outputs[0]])
+        own = self.outputs[run.outputs[0]]
+        return len(run.outputs) == 1 and _dense(own.shape, own.stride())
 
     def __call__(self) -> list[Tensor]:
         """The copies, one an output."""
@@ -106,8 +107,14 @@ class Placed:
 
 
 def _shows(tensor: Tensor, view: View) -> bool:
-    """Are the strides that an element of the tensor shows those of the view?"""
-    return seen(view.shape, tensor.stride()) == seen(view.shape, view.stride)
+    """Are the strides that an element of the tensor shows those of the view? Their order may differ
+    in dense tensors: a kernel that runs as in eager PyTorch chooses it by its operands."""
+    shape = view.shape
+    if tensor.shape != shape:  # shape functions of PyTorch's err at times
+        return True
+    if seen(shape, tensor.stride()) == seen(shape, view.stride):
+        return True
+    return _dense(shape, tensor.stride()) and _dense(shape, view.stride)
 
 
 def _once(tensor: Tensor, stride: Sequence[int]) -> Tensor:
@@ -151,14 +158,14 @@ def _lazy(tensor: Tensor) -> bool:
     return tensor.is_conj() or tensor.is_neg()
 
 
-def _dense(tensor: Tensor) -> bool:
+def _dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Do the elements fill a run of memory, each in a place of its own? Then a clone keeps the
     strides."""
-    if tensor.numel() == 0:
+    if 0 in shape:
         return True
     filled = 1
-    for stride, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if n > 1 and stride != filled:
+    for step, n in sorted(zip(stride, shape, strict=True)):
+        if n > 1 and step != filled:
             return False
         filled *= n
     return True
