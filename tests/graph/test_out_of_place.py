@@ -27,6 +27,12 @@ def _summed(x: Tensor) -> Tensor:
     return F.hardswish(y, True) * y
 
 
+def _behind_norms(x: Tensor) -> Tensor:
+    y = F.hardswish(F.layer_norm(_conv(x), (6, 6)), inplace=True)
+    z = F.relu(F.group_norm(y, 2), inplace=True)
+    return F.silu(F.linear(z, W.reshape(18, 6)), inplace=True)
+
+
 def _both(x: Tensor) -> tuple[Tensor, Tensor]:
     y = _conv(x)
     return F.relu(y, inplace=True), y
@@ -61,7 +67,9 @@ def _widened(x: Tensor) -> Tensor:
     return y
 
 
-PLAIN = {"summed": _summed, "both": _both, "read before": _read_before}
+PLAIN = {
+    "summed": _summed, "behind norms": _behind_norms, "both": _both, "read before": _read_before,
+}  # fmt: skip
 KEPT = {"a view": _with_view, "an input": _of_input, "of a view": _of_view, "dtypes": _widened}
 
 

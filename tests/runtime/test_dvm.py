@@ -289,3 +289,23 @@ def test_a_float_of_a_module_is_a_constant_until_it_changes() -> None:
         assert counters.captures == captured + 1
         model.factor = 0.125
         torch.testing.assert_close(compiled(x, 0.25), model(x, 0.25))
+
+
+@torch.no_grad()
+def test_a_size_of_one_of_a_tensor_that_a_module_holds_is_no_batch() -> None:
+    """It is broadcast, whatever the batch, at once at batch 1."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = torch.rand(1, 5) + 0.5
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul(2) * self.scales + x.sum(-1, keepdim=True)
+
+    model = Model()
+    compiled = vtc.compile(model, engine="dvm")
+    for batch in (1, 3, 2):
+        x = r(batch, 4, 5)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert counters.captures == 1

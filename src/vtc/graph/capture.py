@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from vtc import errors
 from vtc.graph import program
 from vtc.graph.functional import traced
+from vtc.graph.memory_format import Laid, misjudged
 from vtc.graph.program import InputView, Program
 from vtc.graph.strides import alike, is_empty, restrided
 from vtc.graph.vmaps import functorch_restored, without_vmap
@@ -196,16 +197,19 @@ def returned(
 def _run(graph_module: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
     """Fake inputs and outputs: those of Dynamo's own run, or of one more, which may guard sizes.
 
-    Dynamo's inputs may share storage where `fakes` were parted.
+    Dynamo's inputs may share storage where `fakes` were parted; its strides may be wrong
+    (`memory_format`).
     """
     (node,) = graph_module.graph.find_nodes(op="output")
     inputs = graph_module.graph.find_nodes(op="placeholder")
     nodes = [*inputs, *(out for out in node.args[0] if isinstance(out, fx.Node))]
-    if all("example_value" in n.meta for n in nodes):
+    wrong = any(map(misjudged, graph_module.graph.nodes))
+    if not wrong and all("example_value" in n.meta for n in nodes):
         given = [n.meta["example_value"] for n in inputs]
         if max(_holders(given).values(), default=1) == 1:
             return given, fx.map_arg(list(node.args[0]), lambda n: n.meta["example_value"])
-    return fakes, list(fx.Interpreter(graph_module).run(*fakes))
+    with Laid() if wrong else contextlib.nullcontext():
+        return fakes, list(fx.Interpreter(graph_module).run(*fakes))
 
 
 def _holders(values: Sequence[Any]) -> Counter[int]:

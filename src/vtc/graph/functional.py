@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
+from vtc.graph.memory_format import laid_out
 from vtc.graph.out_of_place import out_of_place
 
 aten = torch.ops.aten
@@ -106,7 +107,9 @@ class _Functional(FunctionalTensorMode):
             args[0].commit_update()
             args[0].sync()
             return args[0]
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        with self:
+            return laid_out(func, args, result)
 
 
 def functional(
@@ -220,8 +223,9 @@ class _Plain(_Functional):
         kwargs = kwargs or {}
         if func is aten.batch_norm.default and _only_reads(*args, **kwargs):
             x, weight, bias, mean, variance, _, momentum, eps, *_ = args
-            func = aten._native_batch_norm_legit_no_training.default
-            return func(x, weight, bias, mean, variance, momentum, eps)[0]
+            norm = aten._native_batch_norm_legit_no_training.default
+            normalized = norm(x, weight, bias, mean, variance, momentum, eps)[0]
+            return laid_out(func, args, normalized)
         if not isinstance(func, torch._ops.OpOverload) or func in _NORMS:
             raise _Updates
         apart = _hides_writes(func, args) or _decomposes(func)
@@ -234,7 +238,7 @@ class _Plain(_Functional):
             raise _Updates
         if func is aten.lift_fresh.default:  # a literal, which is a new tensor in each call
             func = aten.lift_fresh_copy.default
-        return func(*args, **kwargs)
+        return laid_out(func, args, func(*args, **kwargs))
 
 
 def _only_reads(*args: Any, **kwargs: Any) -> bool:

@@ -29,8 +29,8 @@ _ARITHMETIC = {
 }
 # Their results are tensors of their own, never views of an operand.
 _FRESH = {
-    *_ACTIVATIONS, *_ARITHMETIC.values(), F.batch_norm, torch.cat, torch.conv1d, torch.conv2d,
-    torch.conv3d,
+    *_ACTIVATIONS, *_ARITHMETIC.values(), F.batch_norm, F.group_norm, F.layer_norm, F.linear,
+    torch.cat, torch.conv1d, torch.conv2d, torch.conv3d,
 }  # fmt: skip
 
 

@@ -16,7 +16,9 @@ import torch.fx.experimental._config as symbolic_config
 from torch import fx
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.utils import counters as dynamo_counters
+from torch._dynamo.variables import builder
 from torch._dynamo.variables.builder import VariableBuilder
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from vtc import errors
 from vtc.graph.capture import capture
@@ -239,23 +241,40 @@ def _traced(oblivious: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _constant_attributes() -> Iterator[None]:
     """Dynamo takes the floats that modules hold (a batch norm's eps) for constants, as it does
-    their integers: each would be a tensor that is made anew in every call. A frame is traced again
-    when one has changed."""
+    their integers: each would be a tensor that is made anew in every call. So it does with sizes
+    of 1 of the tensors that modules hold, which are broadcast: as symbols they would be those of
+    the inputs' sizes that are 1. A frame is traced again when one has changed."""
     stock = VariableBuilder.wrap_symfloat
+    stock_sizes = builder._automatic_dynamic
 
     def wrapped(self: Any, value: float) -> Any:
-        kind = self.source.guard_source  # a method in some releases
-        kind = kind() if callable(kind) else kind
-        if not kind.is_unspecialized_nn_module():
+        if not _of_module(self.source):
             return stock(self, value)
         with torch._dynamo.config.patch(specialize_float=True):
             return stock(self, value)
 
+    def sizes(tensor: Any, tx: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        found = stock_sizes(tensor, tx, source, *args, **kwargs)
+        if _of_module(source) and isinstance(found, StatelessSymbolicContext):
+            for i, size in enumerate(tensor.shape):
+                if size == 1 and found.dynamic_sizes[i] is DimDynamic.DUCK:
+                    found.dynamic_sizes[i] = DimDynamic.STATIC
+        return found
+
     VariableBuilder.wrap_symfloat = wrapped
+    builder._automatic_dynamic = sizes
     try:
         yield
     finally:
         VariableBuilder.wrap_symfloat = stock
+        builder._automatic_dynamic = stock_sizes
+
+
+def _of_module(source: Any) -> bool:
+    """Does Dynamo find a value in a module?"""
+    kind = source.guard_source  # a method in some releases
+    kind = kind() if callable(kind) else kind
+    return bool(kind.is_unspecialized_nn_module())
 
 
 def _set(scalars: bool, sizes: bool, oblivious: bool, overhead: bool) -> None:

@@ -1,0 +1,138 @@
+"""Norms and paddings have the strides of eager PyTorch, whatever those of their input."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+import vtc
+from vtc.graph import capture as capturing
+
+SHAPES = [(2, 6), (2, 6, 5), (2, 6, 1), (2, 6, 4, 5), (2, 6, 1, 1), (2, 6, 2, 3, 4)]
+ORDERS = {
+    2: [(0, 1), (1, 0)],
+    3: list(itertools.permutations(range(3))),
+    4: [(0, 1, 2, 3), (0, 2, 3, 1), (0, 1, 3, 2), (1, 0, 2, 3), (2, 3, 0, 1), (3, 2, 1, 0)],
+    5: [(0, 1, 2, 3, 4), (0, 2, 3, 4, 1), (0, 1, 2, 4, 3), (4, 3, 2, 1, 0)],
+}
+
+
+def _layouts(shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """Tensors of the shape with their dimensions in other orders in memory, and cut out."""
+    for order in ORDERS[len(shape)]:
+        x = torch.randn([shape[d] for d in order])
+        yield x.permute([order.index(d) for d in range(len(shape))])
+    yield torch.randn([2 * n for n in shape])[tuple(slice(None, None, 2) for _ in shape)]
+    yield torch.randn(shape[0], 1, *shape[2:]).expand(shape)
+
+
+def _batch_norm(x: Tensor, mean: Tensor, variance: Tensor, *affine: Tensor) -> Tensor:
+    return F.batch_norm(x, mean, variance, *affine)
+
+
+def _training(x: Tensor, mean: Tensor, variance: Tensor, *affine: Tensor) -> Tensor:
+    return F.batch_norm(x, mean, variance, *affine, training=True)
+
+
+def _batch_statistics(x: Tensor, _: Tensor, __: Tensor, *affine: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, *affine, training=True)
+
+
+def _instance_norm(x: Tensor, mean: Tensor, variance: Tensor, *affine: Tensor) -> Tensor:
+    return F.instance_norm(x, mean, variance, *affine, use_input_stats=False)
+
+
+def _instance_statistics(x: Tensor, _: Tensor, __: Tensor, *affine: Tensor) -> Tensor:
+    return F.instance_norm(x, None, None, *affine)
+
+
+def _group_norm(x: Tensor, _: Tensor, __: Tensor, *affine: Tensor) -> Tensor:
+    return F.group_norm(x, 3, *affine)
+
+
+def _layer_norm(x: Tensor, *_: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def _native(x: Tensor, mean: Tensor, variance: Tensor, *affine: Tensor) -> Tensor:
+    return torch.native_batch_norm(x, *affine, mean, variance, False, 0.1, 1e-5)[0]
+
+
+def _padded(mode: str) -> Callable[..., Tensor]:
+    def pad(x: Tensor, *_: Tensor) -> Tensor:
+        return F.pad(x, (1, 0) * (x.dim() - 2), mode=mode)
+
+    pad.__name__ = f"_{mode}_pad"
+    return pad
+
+
+OPERATORS: list[Callable[..., Tensor]] = [
+    _batch_norm, _training, _batch_statistics, _instance_norm, _instance_statistics,
+    _group_norm, _layer_norm, _native,
+    *map(_padded, ("constant", "reflect", "replicate", "circular")),
+]  # fmt: skip
+
+
+def _captured(function: Callable[..., Any], args: tuple[Tensor, ...]) -> list[Tensor]:
+    """The fakes of what the captured program returns."""
+    found: list[Tensor] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        program = capturing.capture(graph, inputs)
+        (end,) = program.graph_module.graph.find_nodes(op="output")
+        found.extend(n.meta["val"] for n in end.args[0])
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*args)
+    return found
+
+
+def _strides(value: Tensor) -> list[int]:
+    return [s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1]
+
+
+@pytest.mark.parametrize("function", OPERATORS, ids=lambda function: function.__name__)
+@torch.no_grad()
+def test_strides_are_those_of_eager_pytorch(function: Callable[..., Tensor]) -> None:
+    for shape in SHAPES:
+        if len(shape) == 2 and function not in OPERATORS[:3] + OPERATORS[5:8]:
+            continue
+        if 1 in shape[2:] and function in OPERATORS[8:]:
+            continue
+        if shape[2:] and max(shape[2:]) == 1 and function is _instance_statistics:
+            continue  # refused: a mean over one element
+        inputs = list(_layouts(shape))
+        statistics = [torch.rand(6) + 0.5 for _ in range(4)]
+
+        def all_of(*args: Tensor) -> list[Tensor]:
+            return [function(x, *args[-4:]) * 1 for x in args[:-4]]
+
+        expected = all_of(*inputs, *statistics)
+        found = _captured(all_of, (*inputs, *statistics))[-len(inputs) :]  # behind updates
+        for x, theirs, ours in zip(inputs, expected, found, strict=True):
+            assert _strides(ours) == _strides(theirs), (shape, x.stride())
+
+
+@torch.no_grad()
+def test_what_is_behind_copies_or_not_as_in_eager_pytorch() -> None:
+    """A flattened result is a view in eager PyTorch, a copy on fakes: an update tells."""
+
+    def update(x: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.batch_norm(x, mean, variance)
+        flat = y.flatten()
+        flat.mul_(3)
+        return y, flat
+
+    x, mean, variance = torch.randn(9, 2, 5).permute(1, 2, 0), torch.randn(5), torch.rand(5) + 1
+    torch._dynamo.reset()
+    found = vtc.compile(update, engine="dvm")(x, mean, variance)
+    expected = update(x, mean, variance)
+    torch.testing.assert_close(found, expected)
+    assert [f.stride() for f in found] == [e.stride() for e in expected]
