@@ -78,6 +78,16 @@ CASES = [
     Case(17, 34, taps=5, pad=2, size=(1, 8, 9), runs=2, panels=True),
     Case(5, 33, taps=3, pad=0, size=(1, 9, 40), panels=True),
     Case(6, 10, taps=3, pad=3, stride=3, size=(1, 9, 10), panels=True),
+    # Depthwise with channels that lie apart.
+    Case(2, 2, stride=2, groups=2, size=(1, 14, 14), planar=True),
+    Case(35, 35, taps=5, pad=2, groups=35, planar=True),
+    Case(19, 19, groups=19, dilation=2, pad=2, planar=True),
+    # Tiles that begin within a line of outputs, in its middle and elsewhere.
+    Case(64, 64, size=(1, 10, 10), panels=True),
+    Case(24, 64, size=(1, 14, 14), panels=True),
+    Case(116, 116, groups=116, size=(1, 14, 14)),
+    Case(58, 58, groups=58, stride=2, size=(1, 26, 26)),
+    Case(40, 58, taps=1, pad=0, size=(1, 28, 28), panels=True),
 ]
 
 

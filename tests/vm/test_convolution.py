@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from vm.running import encoded, native, with_threads
 from vtc.program.dtypes import DType
 from vtc.program.evaluate import evaluate
 from vtc.vm import isa, reference
+from vtc.vm.dis import disassemble
 from vtc.vm.machine import validate
 
 
@@ -91,3 +93,24 @@ def test_a_window_beyond_its_input_is_refused() -> None:
     words[extent] = 10
     with pytest.raises(ValueError, match="outside of its buffer"):
         validate(words)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(64, 64, size=(1, 10, 10), panels=True),
+        Case(32, 64, size=(1, 20, 20), panels=True),
+        Case(116, 116, groups=116, size=(1, 14, 14)),
+        Case(58, 58, groups=58, size=(1, 28, 28)),
+        Case(58, 58, taps=1, pad=0, size=(1, 28, 28), panels=True),
+        Case(116, 116, taps=1, pad=0, size=(1, 14, 14), panels=True),
+    ],
+    ids=str,
+)
+def test_two_threads_find_even_shares(case: Case) -> None:
+    words = encoded(convolution(case)).words
+    rows = case.output()[0] * case.output()[1]
+    (span,) = re.findall(rf"=({rows})/([0-9]+)", disassemble(words))
+    tasks = -(-rows // int(span[1]))
+    first = min(tasks // 2 * int(span[1]), rows)
+    assert max(first, rows - first) <= 0.53 * rows

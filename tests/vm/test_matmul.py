@@ -46,6 +46,25 @@ def test_products_with_an_epilogue(sizes, transposed, dtype):
     torch.testing.assert_close(found.view(m, n).double(), expected, rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("sizes", [*SIZES, (16, 196, 16), (16, 49, 16), (33, 130, 20)])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.F64])
+def test_left_operands_that_lie_in_columns(sizes, dtype):
+    m, k, n = sizes
+    kernel = Kernel("linear", (M, N))
+    value = kernel.matmul(Access(0, 0, (1, 0, M)), Access(1, 0, (0, 1, N)), K, dtype)
+    if dtype.compute is not dtype:
+        value = kernel.cast(value, dtype)
+    kernel.store(2, value, N, 1)
+    extents = zip(("x0", "x1", "y"), (M * K, K * N, M * N), strict=True)
+    made = module(kernel, buffers=[buffer(name, dtype, e) for name, e in extents],
+                  symbols=("m", "k", "n"))  # fmt: skip
+    x, w = (torch.randn(s).to(dtype.torch_dtype) for s in ((m, k), (k, n)))
+    (found,) = native(made, [x.t().contiguous(), w], m, k, n)
+    rtol, atol = (8e-3, 1e-2) if dtype is DType.BF16 else (1e-5, 1e-4)
+    expected = x.double() @ w.double()
+    torch.testing.assert_close(found.view(m, n).double(), expected, rtol=rtol, atol=atol)
+
+
 @pytest.mark.parametrize("sizes", [(1, 900, 150), (4, 257, 133), (7, 4100, 9), (61, 300, 210)])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])

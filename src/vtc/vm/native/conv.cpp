@@ -8,6 +8,8 @@
 namespace vtc::VTC_ISA {
 namespace {
 
+constexpr int64_t kWeightsAhead = 1024;  // floats of a panel that are fetched ahead
+
 // `get` loads a vector of what there is a value a column of.
 template <class F>
 inline f32v finished(f32v x, const Finish& f, int64_t c, F get) {
@@ -72,6 +74,9 @@ inline void micro(float* c, int64_t ldc, const Segment* segments, int64_t count,
       f32v y[V];
 #pragma GCC unroll 2
       for (int v = 0; v < V; ++v) y[v] = load<f32v>(b + v * kLanes);
+      // Weights are rarely in the second cache when a kernel begins.
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) __builtin_prefetch(b + kWeightsAhead + v * kLanes);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         f32v x = splat(group[i / 4][p + i % 4 * lda]);

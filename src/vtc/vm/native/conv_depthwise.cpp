@@ -4,12 +4,14 @@
 
 namespace vtc::conv {
 
-// Channels are columns: each tap is a multiply-add of lines.
+// Channels are columns: each tap is a multiply-add of lines, or of single channels where these lie
+// apart.
 void Tile::depthwise() {
   PartView p = first();
   AccessView right = p.right();
   int dims = s_.kernel.dims(), along = window_along();
   const char* base_w = right_base(p);
+  bool in_lines = n_ == 1 || p.digit_stride(column_digit_) == 1;
   bool lines_up = n_ == 1 || column_stride(p) == 1;
   float* weights = reinterpret_cast<float*>(s_.panels.get((taps_ * n_ + 16) * 4));
   if (!lines_up && (s_.packed_base != base_w || s_.packed_columns != n_)) {
@@ -52,7 +54,7 @@ void Tile::depthwise() {
     Stencil stencil{row_of(i),
                     ld_,
                     run,
-                    n_,
+                    in_lines ? n_ : 1,
                     line,
                     weight,
                     lines_up && along >= 0 ? right.stride(dims + along) : apart * n_,
@@ -74,6 +76,14 @@ void Tile::depthwise() {
       stencil.ldx = inner_ < 0 ? 0 : p.digit_stride(inner_);
     }
     s_.table->conv.stencil(stencil);
+    for (int64_t j = 1; j < n_ && !in_lines; ++j) {
+      for (int l = 0; l < count; ++l) line[l] += p.digit_stride(column_digit_), ++weight[l];
+      ++stencil.d;
+      Finish& f = stencil.finish;
+      for (const float** each : {&f.scale, &f.shift, &f.other})
+        if (*each) ++*each;
+      s_.table->conv.stencil(stencil);
+    }
     i += run;
   }
 }

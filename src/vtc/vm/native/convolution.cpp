@@ -134,8 +134,7 @@ void Tile::compute() {
   if (type_ == T_F64 || taps_ == 0 || depth_ == 0) return plain();
   PartView p = first();
   if (column_digit_ < 0 && in_panels()) return blocks();
-  bool lines = column_digit_ >= 0 && !c_.width() && type_ == T_F32 && c_.parts() == 1 && p.k() == 1 &&
-               (n_ == 1 || p.digit_stride(column_digit_) == 1);
+  bool lines = column_digit_ >= 0 && !c_.width() && type_ == T_F32 && c_.parts() == 1 && p.k() == 1;
   return lines ? depthwise() : plain();
 }
 

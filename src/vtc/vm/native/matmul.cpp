@@ -42,7 +42,10 @@ const float* left_rows(State& s, AccessView access, int type, int64_t r, int64_t
     return reinterpret_cast<const float*>(p.at.base);
   }
   char* rows = left_copy(s, p, access.plain(), r, k, 4, lda);
-  if (rows) gather_lines(s, access, type, kRowBit, r, k, rows, lda);
+  if (rows && type == T_F32 && access.plain() && p.at.row == 1)
+    s.table->turn(rows, lda, p.at.base, access.stride(s.kernel.dims()), r, k);
+  else if (rows)
+    gather_lines(s, access, type, kRowBit, r, k, rows, lda);
   return reinterpret_cast<const float*>(s.left.get(0));
 }
 

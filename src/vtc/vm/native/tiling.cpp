@@ -23,6 +23,7 @@ constexpr int64_t kConvolutionColumns = 128;
 constexpr int64_t kConvolutionTile = 6144;     // points
 constexpr int64_t kSmallMap = 128;             // output points
 constexpr size_t kFewParts = 4;
+constexpr int64_t kUneven = 20;                // of it a share may be larger than a half
 constexpr int64_t kLongRow = 256;
 constexpr int64_t kShortRow = 12;              // a shorter row does not fill a vector
 constexpr int64_t kFewTasks = 8;
@@ -136,6 +137,22 @@ void tile_product(const IrKernel& kernel, int64_t k, Shape& s, Tiling& t) {
   }
 }
 
+// Rows of a tile: at least `rows` in whole runs, or in halves of them where two threads would find
+// shares of m rows, `others` times, that are less even than by `kUneven`.
+int64_t whole_runs(int64_t rows, int64_t run, int64_t m, int64_t others) {
+  int64_t all = m * others;
+  auto longest = [&](int64_t step) {
+    int64_t parts = divide_up(m, step), half = parts * others / 2;
+    int64_t first = half / parts * m + std::min(half % parts * step, m);
+    return std::max(first, all - first);
+  };
+  for (int64_t unit : {run, run % 2 ? run : run / 2}) {
+    int64_t step = divide_up(rows, unit) * unit;
+    if (longest(step) * 2 <= all + all / kUneven) return step;
+  }
+  return rows;
+}
+
 // Whole rows of the output where they are short: a tile's rows are read in runs along the innermost
 // window.
 void tile_convolution(const IrKernel& kernel, Shape& s, Tiling& t) {
@@ -153,8 +170,10 @@ void tile_convolution(const IrKernel& kernel, Shape& s, Tiling& t) {
     if (d != t.column && s.size[d] > 1 && shared(d)) t.row = d;
   int64_t m = t.row < 0 ? 1 : std::max<int64_t>(s.size[t.row], 1);
   int64_t n = t.column < 0 ? 1 : std::max<int64_t>(s.size[t.column], 1);
+  // Without windows rows follow each other as they lie.
   int64_t run = m;
-  for (int d = last - 1; d >= 0; --d)
+  bool windows = !kernel.convolutions[anchor.constant].windows.empty();
+  for (int d = windows ? last - 1 : -1; d >= 0; --d)
     if (s.whole[d] > 1 && s.origin[d] == t.row) {
       run = s.whole[d];
       break;
@@ -178,7 +197,7 @@ void tile_convolution(const IrKernel& kernel, Shape& s, Tiling& t) {
   // Two threads, or four, find equal shares.
   if (others < 4 && m >= 28) parts = divide_up(parts, 4) * 4;
   t.rows = divide_up(m, parts);
-  if (run < m && run <= most) t.rows = divide_up(t.rows, run) * run;
+  if (run < m && run <= most) t.rows = whole_runs(t.rows, run, m, others);
   if (t.rows > m) t.rows = m;
 }
 
