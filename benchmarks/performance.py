@@ -60,11 +60,11 @@ LEFT = {
     "depthwise convolution and its projection. One kernel for the three would close most of it. At "
     "batch 1 each of the kernels is at the microseconds that any kernel takes.",
     "yolo11": "Left: dense convolutions at a part of the matmul rate, where a kernel with TMA and "
-    "wgmma would be needed; the attention of C2PSA, which no kernel of ours takes and which is "
-    "written out with its copies; upsampling and the concats of the head, copied at batch 16.",
-    "shufflenet": "Left: the shuffled concat of every unit is copied, since its map has a piece "
-    "for each channel. A convolution that walks its contraction in two runs, with the columns of "
-    "its weight in that order, would read it where it lies. The rest is the number of kernels.",
+    "wgmma would be needed; the attention of C2PSA at batch 16, written out with its softmax; "
+    "upsampling, copied there.",
+    "shufflenet": "Left: the number of kernels, each at the microseconds that any kernel takes; one "
+    "kernel a unit, or a persistent one a stage, would close it. The shuffled concat of a unit is "
+    "stored by the convolution in front of it, both halves at once.",
 }
 """What is between a case and its limit, and what would close it."""
 

@@ -212,6 +212,19 @@ def test_a_branch_is_taken_on_the_device():
     assert dvm.counters.eager == 0
 
 
+def test_places_are_found_on_the_device():
+    compiled = vtc.compile(lambda x: (x.argmax(-1), x.argmin(0), x.argmax()), engine="dvm")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", vtc.errors.FallbackWarning)
+        for shape in ((3, 5), (40, 1000), (700, 5000)):
+            x = torch.randn(shape, device="cuda")
+            for got, expected in zip(
+                compiled(x), (x.argmax(-1), x.argmin(0), x.argmax()), strict=True
+            ):
+                assert torch.equal(got, expected)
+    assert dvm.counters.eager == 0
+
+
 def test_a_captured_call_of_several_kernels_replays():
     def chain(x, w):
         y = torch.softmax(x.sum(0, keepdim=True) + x, -1)

@@ -221,3 +221,12 @@ def test_many_whole_tiles_in_a_row_are_right(name, rows, dtype):
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     assert plain
+
+
+def test_quotients_of_zeros_keep_their_sign():
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, -0.0, 3.0]).repeat(50)
+    y = torch.tensor([2.0, 2.0, -3.0, -3.0, -7.0, torch.inf]).repeat(50)
+    found, _ = on_the_twin(lambda x, y: (x / y, x / 3.0, x / -3.0), x, y)
+    for got, expected in zip(found, (x / y, x / 3.0, x / -3.0), strict=True):
+        assert torch.equal(got.signbit(), expected.signbit())
+        torch.testing.assert_close(got, expected)

@@ -64,7 +64,7 @@ RULE_FILES = (
 )
 
 # What the device's interpreter has no instructions for.
-_LACKS = frozenset({"matmul", "attention", "convolution", "scan", "argmax", "argmin"})
+_LACKS = frozenset({"matmul", "attention", "convolution", "scan"})
 # What libraries run best on a device, between programs.
 _LIBRARY = {
     aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default,
@@ -462,7 +462,7 @@ def sympy_symbol(value: Any, part: int | None, d: int) -> Size:
 
 def _conditional(own: Translation, node: fx.Node) -> Any:
     """`torch.cond` as two arms."""
-    if own.device.type != "cpu":
+    if own.device.type not in ("cpu", "cuda"):
         raise errors.CaptureError("cond", f"the DVM does not branch on {own.device}")
     predicate, first, second, operands = node.args
     condition = own.value(predicate)

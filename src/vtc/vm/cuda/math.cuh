@@ -31,7 +31,8 @@ __device__ __forceinline__ float quotient(float a, float b) {
   float x = a * scale, y = b * scale;
   float r = approximate_reciprocal(y), q = x * r;
   float better = fmaf(fmaf(-q, y, x), r, q);
-  return fabsf(better) < 0x1p127f ? better : q;  // q is right where it is infinite, or no number
+  // q is right where it is infinite or no number, and has the sign of a zero.
+  return a != 0.0f && fabsf(better) < 0x1p127f ? better : q;
 }
 
 // Square root, error 1.
