@@ -62,9 +62,9 @@ LEFT = {
     "yolo11": "Left: dense convolutions at a part of the matmul rate, where a kernel with TMA and "
     "wgmma would be needed; the attention of C2PSA at batch 16, written out with its softmax; "
     "upsampling, copied there.",
-    "shufflenet": "Left: the number of kernels, each at the microseconds that any kernel takes; one "
-    "kernel a unit, or a persistent one a stage, would close it. The shuffled concat of a unit is "
-    "stored by the convolution in front of it, both halves at once.",
+    "shufflenet": "Left: the number of kernels, each at the microseconds that any kernel takes; "
+    "one kernel a unit, or a persistent one a stage, would close it. The shuffled concat of a unit "
+    "is stored by the convolution in front of it, both halves at once.",
 }
 """What is between a case and its limit, and what would close it."""
 
