@@ -315,7 +315,14 @@ def _by_rule(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: An
             pass
         else:
             return _conformed(own, found, value)
+    if _in_library(own, target):
+        # Tracing attention on a device asks for sizes, and guards on them.
+        raise Unsupported(str(target))
     return _decomposed(own, node, target)
+
+
+def _in_library(own: Translation, target: Any) -> bool:
+    return own.device.type == "cuda" and target in _LIBRARY
 
 
 def _conformed(own: Translation, found: Any, value: Any) -> Any:
@@ -433,7 +440,7 @@ def _called(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any
     own.known |= {sympy_symbol(value, part, d) for _, part, d in symbols}
     call = Call(target, args, kwargs, value, str(target), tuple(symbols))
     own.calls.append(call)
-    if symbols or (own.device.type == "cuda" and target in _LIBRARY):
+    if symbols or _in_library(own, target):
         own.splits.add(call)
     several = isinstance(value, tuple | list)
     parts: list[Any] = []
