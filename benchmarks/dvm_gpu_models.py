@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +13,11 @@ import dvm_models
 import torch
 from dvm_models import Headless, Inputs, Model, Sweep, machine_code, transformer
 from mmoe import MMoE
-from torch import Tensor, nn
-from torch._dynamo.utils import same
+from torch import nn
 
 import vtc
 from vtc.bench.peers import fresh_compiler
-from vtc.bench.records import CaseRecord, Config, Row
-from vtc.bench.timing import paired_ratio
+from vtc.bench.records import CaseRecord, Config
 from vtc.runtime.dvm import counters
 from vtc.vm.device import interpreter
 
@@ -42,15 +39,15 @@ QWEN = {**LLAMA, "hidden_size": 5120, "intermediate_size": 17408, "num_attention
 
 # Of the real widths; vocabularies are cut to that of dvm_models.
 MODELS: Mapping[str, Model] = {
-    "mmoe": Model(lambda: MMoE(tasks=4), dvm_models._features, 64, 64),
+    "mmoe": Model(lambda: MMoE(tasks=4), dvm_models.features, 64, 64),
     "bert-base": Model(
-        transformer("Bert", 12), dvm_models._tokens, 16, 256, 12, lambda r: r.last_hidden_state
+        transformer("Bert", 12), dvm_models.tokens, 16, 256, 12, lambda r: r.last_hidden_state
     ),
     "qwen3-14b": Model(
-        transformer("Qwen3", LAYERS, **QWEN), dvm_models._tokens, 4, 512, LAYERS, lambda r: r.logits
+        transformer("Qwen3", LAYERS, **QWEN), dvm_models.tokens, 4, 512, LAYERS, lambda r: r.logits
     ),
     "llama-3.1-8b": Model(
-        transformer("Llama", LAYERS, **LLAMA), dvm_models._tokens, 4, 512, LAYERS,
+        transformer("Llama", LAYERS, **LLAMA), dvm_models.tokens, 4, 512, LAYERS,
         lambda r: r.logits,
     ),
 }  # fmt: skip
@@ -100,7 +97,7 @@ def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any],
         for system in SYSTEMS:
             with machine_code() as compiled, warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", vtc.errors.FallbackWarning)
-                calls[system] = dvm_models._system(system, module)
+                calls[system] = dvm_models.compiled_by(system, module)
                 sweeps[system] = _cold(calls[system], given)
             progress(f"{name}: {system} from cold {sweeps[system].total_s:.2f} s")
             if system == "vtc":
@@ -112,19 +109,9 @@ def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any],
                 sweeps[system].steady.append(_sweep(calls[system], given))
         fastest = {s: min(w.steady) for s, w in sweeps.items()}
         progress(f"{name}: steady {fastest}")
-        _judge(name, module, calls, sweeps)
-    ratio = paired_ratio(sweeps["inductor"].steady, sweeps["vtc"].steady)
-    entry = {
-        "model": name,
-        "pairs": [list(p) for p in pairs(name)],
-        "total_s": {s: sweeps[s].total_s for s in SYSTEMS},
-        "steady_s": {s: statistics.median(sweeps[s].steady) for s in SYSTEMS},
-        "inductor_total_to_vtc": sweeps["inductor"].total_s / sweeps["vtc"].total_s,
-        "inductor_steady_to_vtc": ratio.median,
-        "fallbacks": fallbacks,
-        **done,
-    }
-    rows = [_row(system, sweeps) for system in SYSTEMS]
+        dvm_models.judge(module, calls, sweeps, inputs(name, 2))
+    entry = dvm_models.sequence(name, pairs(name), sweeps) | {"fallbacks": fallbacks, **done}
+    rows = [dvm_models.row(system, sweeps, PAIRS) for system in sweeps]
     own_model = MODELS[name]
     config = Config(
         layers=own_model.layers, context=own_model.length, dtype="bfloat16", engine="dvm"
@@ -144,45 +131,3 @@ def _sweep(call: Callable[..., Any], given: Sequence[Inputs]) -> float:
         call(*args)
     torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def _judge(
-    name: str,
-    module: nn.Module,
-    calls: Mapping[str, Callable[..., Any]],
-    sweeps: Mapping[str, Sweep],
-) -> None:
-    """Every pair on fresh inputs, against a float64 copy."""
-    given = inputs(name, 2)
-    answers = {s: [_list(call(*args)) for args in given] for s, call in calls.items()}
-    double = module.double()
-    for k, args in enumerate(given):
-        exact = _list(double(*(a.double() if a.is_floating_point() else a for a in args)))
-        for system, sweep in sweeps.items():
-            found, eager = answers[system][k], answers["eager"][k]
-            sweep.correct &= bool(same(eager, found, exact))
-            for f, e in zip(found, exact, strict=True):
-                error = (f.double() - e).abs().max() / e.abs().max()
-                sweep.max_rel_error = max(sweep.max_rel_error, float(error))
-
-
-def _list(result: Any) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)
-
-
-def _row(system: str, sweeps: Mapping[str, Sweep]) -> Row:
-    sweep = sweeps[system]
-    ordered = sorted(sweep.steady)
-    each = 1e3 / PAIRS
-    return Row(
-        system,
-        engine={"vtc": "dvm", "inductor": "dynamic=True"}.get(system),
-        median_ms=statistics.median(ordered) * each,
-        p10_ms=ordered[0] * each,
-        p90_ms=ordered[-1] * each,
-        first_call_s=sweep.first_call_s,
-        max_rel_error=sweep.max_rel_error,
-        correct=sweep.correct,
-        ratio_to_vtc=None if system == "vtc" else paired_ratio(sweep.steady, sweeps["vtc"].steady),
-        note=f"mean of {PAIRS} pairs, {ROUNDS} rounds; all pairs from cold {sweep.total_s:.2f} s",
-    )

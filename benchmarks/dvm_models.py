@@ -54,11 +54,11 @@ class Model:
 VOCABULARY = 4096
 
 
-def _tokens(batch: int, length: int, generator: torch.Generator) -> Inputs:
+def tokens(batch: int, length: int, generator: torch.Generator) -> Inputs:
     return [torch.randint(0, VOCABULARY, (batch, length), generator=generator)]
 
 
-def _features(batch: int, length: int, generator: torch.Generator) -> Inputs:
+def features(batch: int, length: int, generator: torch.Generator) -> Inputs:
     return [torch.randn(batch, length, 512, generator=generator)]
 
 
@@ -84,16 +84,16 @@ DECODER = {
 }
 
 MODELS: Mapping[str, Model] = {
-    "mmoe-2": Model(lambda: MMoE(tasks=2), _features, 8, 64),
-    "mmoe-4": Model(lambda: MMoE(tasks=4), _features, 8, 64),
+    "mmoe-2": Model(lambda: MMoE(tasks=2), features, 8, 64),
+    "mmoe-4": Model(lambda: MMoE(tasks=4), features, 8, 64),
     "bert-base": Model(
-        transformer("Bert", 12), _tokens, 4, 64, 12, lambda result: result.last_hidden_state
+        transformer("Bert", 12), tokens, 4, 64, 12, lambda result: result.last_hidden_state
     ),
     "qwen3": Model(
-        transformer("Qwen3", 4, **DECODER), _tokens, 4, 128, 4, lambda result: result.logits
+        transformer("Qwen3", 4, **DECODER), tokens, 4, 128, 4, lambda result: result.logits
     ),
     "llama": Model(
-        transformer("Llama", 4, **DECODER), _tokens, 4, 128, 4, lambda result: result.logits
+        transformer("Llama", 4, **DECODER), tokens, 4, 128, 4, lambda result: result.logits
     ),
 }
 
@@ -143,7 +143,7 @@ def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any],
             progress(f"{name}: {system} from cold")
             with machine_code() as compiled, warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", vtc.errors.FallbackWarning)
-                calls[system] = _system(system, module)
+                calls[system] = compiled_by(system, module)
                 sweeps[system] = _cold(calls[system], inputs)
             if system == "vtc":
                 done = asdict(counters) | {"compilations": counters.compilations + len(compiled)}
@@ -154,24 +154,30 @@ def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any],
             for system in random.Random(r).sample(SYSTEMS, len(SYSTEMS)):
                 sweeps[system].steady.append(_steady(calls[system], inputs, progress))
         progress(f"{name}: checking against float64")
-        _judge(module, calls, sweeps, model, pairs)
-    ratio = paired_ratio(sweeps["inductor"].steady, sweeps["vtc"].steady)
-    entry = {
-        "model": name,
-        "pairs": [list(p) for p in pairs],
-        "total_s": {s: sweeps[s].total_s for s in SYSTEMS},
-        "steady_s": {s: statistics.median(sweeps[s].steady) for s in SYSTEMS},
-        "inductor_total_to_vtc": sweeps["inductor"].total_s / sweeps["vtc"].total_s,
-        "inductor_steady_to_vtc": ratio.median,
-        "fallbacks": sorted(set(fallbacks)),
-        **done,
-    }
-    rows = [_row(system, sweeps) for system in SYSTEMS]
+        generator = torch.Generator().manual_seed(2)
+        judge(module, calls, sweeps, [model.inputs(b, n, generator) for b, n in pairs])
+    entry = sequence(name, pairs, sweeps) | {"fallbacks": sorted(set(fallbacks)), **done}
     config = Config(layers=model.layers, context=model.length, dtype="float32", engine="dvm")
+    rows = [row(system, sweeps, len(pairs)) for system in sweeps]
     return CaseRecord(name, model.batch, "cpu", config, rows).to_dict(), entry
 
 
-def _system(system: str, module: nn.Module) -> Callable[..., Any]:
+def sequence(
+    name: str, pairs: Sequence[tuple[int, int]], sweeps: Mapping[str, Sweep]
+) -> dict[str, Any]:
+    """The entry of the section `sequences`, but for what was counted."""
+    ratio = paired_ratio(sweeps["inductor"].steady, sweeps["vtc"].steady)
+    return {
+        "model": name,
+        "pairs": [list(p) for p in pairs],
+        "total_s": {s: own.total_s for s, own in sweeps.items()},
+        "steady_s": {s: statistics.median(own.steady) for s, own in sweeps.items()},
+        "inductor_total_to_vtc": sweeps["inductor"].total_s / sweeps["vtc"].total_s,
+        "inductor_steady_to_vtc": ratio.median,
+    }
+
+
+def compiled_by(system: str, module: nn.Module) -> Callable[..., Any]:
     if system == "vtc":
         return vtc.compile(module, engine="dvm")
     return module if system == "eager" else torch.compile(module, dynamic=True)
@@ -214,16 +220,13 @@ def _steady(
     return undisturbed(lambda: _sweep(call, inputs), progress)
 
 
-def _judge(
+def judge(
     module: nn.Module,
     calls: Mapping[str, Callable[..., Any]],
     sweeps: Mapping[str, Sweep],
-    model: Model,
-    pairs: Sequence[tuple[int, int]],
+    fresh: Sequence[Inputs],
 ) -> None:
-    """Every pair on fresh inputs, against a float64 copy."""
-    generator = torch.Generator().manual_seed(2)
-    fresh = [model.inputs(b, n, generator) for b, n in pairs]
+    """Every system on fresh inputs, against a float64 copy."""
     answers = {s: [_list(call(*args)) for args in fresh] for s, call in calls.items()}
     double = module.double()
     for k, args in enumerate(fresh):
@@ -240,10 +243,11 @@ def _list(result: Any) -> list[Tensor]:
     return [result] if isinstance(result, Tensor) else list(result)
 
 
-def _row(system: str, sweeps: Mapping[str, Sweep]) -> Row:
+def row(system: str, sweeps: Mapping[str, Sweep], pairs: int) -> Row:
+    """One system's row; times are of one of so many pairs."""
     sweep = sweeps[system]
     ordered = sorted(sweep.steady)
-    each = 1e3 / PAIRS
+    each = 1e3 / pairs
     return Row(
         system,
         engine={"vtc": "dvm", "inductor": "dynamic=True"}.get(system),
@@ -254,5 +258,5 @@ def _row(system: str, sweeps: Mapping[str, Sweep]) -> Row:
         max_rel_error=sweep.max_rel_error,
         correct=sweep.correct,
         ratio_to_vtc=None if system == "vtc" else paired_ratio(sweep.steady, sweeps["vtc"].steady),
-        note=f"mean of {PAIRS} pairs, {ROUNDS} rounds; all pairs from cold {sweep.total_s:.2f} s",
+        note=f"mean of {pairs} pairs, {len(ordered)} rounds; all from cold {sweep.total_s:.2f} s",
     )
