@@ -71,6 +71,10 @@ def candidates(shape: Shape, processors: int) -> tuple[Tiling, ...]:
         for block_n, warps, stages in forms:
             splits = max(1, min(programs * processors // pairs, -(-shape.keys // block_n), 128))
             found[Tiling(block_m, block_n, splits, warps, stages)] = None
+    if 0.9 * processors <= pairs <= processors:
+        # One program fills a processor, with as much on its way, and nothing is to be joined.
+        block_n = 128 if shape.head_dim <= 128 else 64
+        found |= {Tiling(block_m, block_n, 1, warps, 3): None for warps in (4, 8)}
     return tuple(found)
 
 
