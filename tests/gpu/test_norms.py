@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -57,22 +58,13 @@ def test_split_norms_are_as_near_to_float64_as_eager(
     torch._dynamo.reset()
     torch.manual_seed(batch)
     model = Unit().cuda().bfloat16().eval()
+    double = copy.deepcopy(model).double()
     compiled = vtc.compile(model, options={"verify": False, "cache_dir": tmp_path})
     with torch.no_grad():
         for _ in range(3):
             x, y = torch.randn(2, batch, 1, WIDTH, device="cuda", dtype=torch.bfloat16)
             got, eager = compiled(x, y), model(x, y)
-            exact = model.double()(x.double(), y.double())
-            model.bfloat16()
+            exact = double(x.double(), y.double())
             ours, theirs = ((t.double() - exact).square().mean().sqrt() for t in (got, eager))
             assert ours <= 1.3 * theirs
     assert seen == [2 + 4]
-
-
-def test_split_norms_are_chosen_by_their_times(tmp_path: Path) -> None:
-    torch._dynamo.reset()
-    model = Unit().cuda().bfloat16().eval()
-    x, y = torch.randn(2, 16, 1, WIDTH, device="cuda", dtype=torch.bfloat16)
-    with torch.no_grad():
-        report = vtc.explain(model, (x, y), options={"cache_dir": tmp_path})
-    assert str(report)
