@@ -149,7 +149,7 @@ def test_the_faster_form_is_planned(faster: bool, monkeypatch: pytest.MonkeyPatc
         return 1.0 if halves == faster else 5.0
 
     monkeypatch.setattr(norms, "_microseconds", microseconds)
-    monkeypatch.setattr(own.Tuner, "begin", lambda *_: None)
+    monkeypatch.setattr(own.Tuner, "prepare", lambda *_: None)
     found, said = norms.with_split_norms(program, plan, None, lambda _: None)  # type: ignore[arg-type]
     assert (found is not plan) == faster
     assert len(said) == faster

@@ -39,7 +39,7 @@ def with_split_norms(
     tuner = Tuner(cache, progress)
     ours, theirs = differing(other, plan), differing(plan, other)
     try:
-        tuner.begin([*ours, *theirs])
+        tuner.prepare([*ours, *theirs])
         new, old = (sum(_microseconds(s, tuner) * n for s, n in d.items()) for d in (ours, theirs))
     except torch.cuda.OutOfMemoryError:
         return plan, ()  # no room to measure: they stay as they are
