@@ -73,8 +73,7 @@ def candidates(shape: Shape, processors: int) -> tuple[Tiling, ...]:
             found[Tiling(block_m, block_n, splits, warps, stages)] = None
     if 0.9 * processors <= pairs <= processors:
         # One program fills a processor, with as much on its way, and nothing is to be joined.
-        block_n = 128 if shape.head_dim <= 128 else 64
-        found |= {Tiling(block_m, block_n, 1, warps, 3): None for warps in (4, 8)}
+        found[Tiling(block_m, 128 if shape.head_dim <= 128 else 64, 1, 8, 3)] = None
     return tuple(found)
 
 

@@ -21,8 +21,6 @@ HEADER = """import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-
 """
 
 PREFIX = "vtc_generated_"

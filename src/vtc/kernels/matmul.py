@@ -110,9 +110,7 @@ class Config:
     of an operand meet, so that every load has one source; otherwise the pieces of a step are read
     under masks (the sums are then those of an operand in one piece, bit for bit). groups: k is
     added up in the order 0, g, 2g, .., 1, g+1, ..: channels that a shuffle of g groups interleaved
-    are read in runs again. It divides k. programs: where not 0, as many blocks share all steps of
-    all tiles evenly, each an unbroken run (`matmul_even`): loads of a block's next tile are on
-    their way when the one before it ends.
+    are read in runs again. It divides k.
     """
 
     rows: int
@@ -126,17 +124,10 @@ class Config:
     group: int = 8
     cut: bool = True
     groups: int = 1
-    programs: int = 0
-
-    @property
-    def shared(self) -> bool:
-        """Do several blocks compute one tile?"""
-        return self.splits > 1 or self.programs > 0
 
     def __str__(self) -> str:
         kind = "stream" if self.stream else "swapped" if self.swapped else "tile"
         split = f" split {self.splits}" if self.splits > 1 else ""
-        split += f" even over {self.programs}" if self.programs else ""
         size = f"{self.rows}x{self.columns}x{self.depth}"
         whole = "" if self.cut else " uncut"
         whole += f" groups {self.groups}" if self.groups > 1 else ""
@@ -165,11 +156,6 @@ class Launch:
         return jit.load(self.source, "matmul")
 
     @property
-    def tiles(self) -> int:
-        """Tiles of columns of all parts."""
-        return sum(-(-part.n // self.config.columns) for part in self.matmul.parts)
-
-    @property
     def options(self) -> dict[str, Any]:
         """Triton's launch options."""
         return {"num_warps": self.config.warps, "num_stages": self.config.stages}
@@ -190,7 +176,7 @@ class Launch:
         grid = self.grid(dict(zip(self.matmul.symbols, values, strict=True)))
         if 0 in grid:
             return
-        scratch = self._scratch_of(tensors[0].device, grid) if self.config.shared else ()
+        scratch = self._scratch_of(tensors[0].device, grid) if self.config.splits > 1 else ()
         self.kernel[grid](
             *tensors,
             *scratch,
@@ -206,7 +192,7 @@ class Launch:
         `symbols`. A process pool can so prepare what another process will measure.
         """
         dtypes = [t.dtype.torch_dtype for t in self.matmul.tensors]
-        scratch = [torch.float32, torch.int32] if self.config.shared else []
+        scratch = [torch.float32, torch.int32] if self.config.splits > 1 else []
         values = [(symbols or {})[name] for name in self.matmul.symbols]
         self.kernel.warmup(
             *dtypes,
@@ -224,8 +210,6 @@ class Launch:
         config = self.config
         rows = 1 if config.stream else -(-m // config.rows)
         columns = sum(-(-part.n // config.columns) for part in self.matmul.parts)
-        if config.programs:
-            return config.programs * (m > 0), 1, 1
         return rows * columns * (m > 0), config.splits, batch
 
     def _scratch_of(
@@ -235,15 +219,12 @@ class Launch:
         config = self.config
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         # Sizes are powers of two: few, and each is kept, since a captured graph may use it.
-        number = max(grid[0], self.tiles) if config.programs else grid[0] * grid[2]
-        tiles = 1 << (number - 1).bit_length()
+        tiles = 1 << (grid[0] * grid[2] - 1).bit_length()
         key = (device, stream, tiles)
         if key not in self._scratch:
             area = config.rows * config.columns * self.matmul.products
-            # An even share begins in one tile and ends in another.
-            parts = 2 if config.programs else config.splits
             self._scratch[key] = (
-                torch.empty(tiles * parts * area, dtype=torch.float32, device=device),
+                torch.empty(tiles * config.splits * area, dtype=torch.float32, device=device),
                 torch.zeros(tiles, dtype=torch.int32, device=device),
             )
         return self._scratch[key]

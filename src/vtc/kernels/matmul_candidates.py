@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vtc.index.access import accesses
-from vtc.kernels import matmul_even
 from vtc.kernels.epilogue import width_of_sums
 from vtc.kernels.matmul import Config, Launch, Matmul
 from vtc.kernels.matmul_text import build, regrouped
@@ -34,8 +33,6 @@ def candidates(matmul: Matmul, rows: int | None = None) -> list[Config]:
         found += _few_rows(matmul, m)[: 3 if found else None]
     else:
         found += _tiles(matmul, m)
-    if 4 < m <= 64:
-        found += _even(matmul, m)
     width = max(width_of_sums(part.body) for part in matmul.parts)
     found = [*dict.fromkeys(_whole_groups(c, width) for c in found)]
     groups = _groups(matmul)
@@ -58,10 +55,8 @@ def _whole_groups(config: Config, width: int) -> Config:
 
 def likely(matmul: Matmul) -> list[Config]:
     """The few of `candidates` that were among the fastest where all were measured
-    (benchmarks/matmul.py), and the even shares: what compiling a whole model can afford."""
-    found = candidates(matmul)
-    plain = [config for config in found if not config.programs]
-    return plain[:LIKELY] + [config for config in found if config.programs]
+    (benchmarks/matmul.py): what compiling a whole model can afford."""
+    return candidates(matmul)[:LIKELY]
 
 
 def _groups(matmul: Matmul) -> int:
@@ -115,22 +110,6 @@ def _few_rows(matmul: Matmul, m: int) -> list[Config]:
             if config not in found:
                 found.append(config)
     return found[:_MOST]
-
-
-def _even(matmul: Matmul, m: int) -> list[Config]:
-    """Even shares for as many blocks as the device holds, at most, where each has several steps."""
-    found = []
-    for columns, depth, stages, swapped, most in (
-        (32, 128, 4, False, 4), (32, 128, 5, False, 2), (64, 64, 5, True, 2),
-    ):  # fmt: skip
-        config = Config(max(16, _power_above(m)), columns, depth, 4, stages, swapped=swapped)
-        size = (config.rows + matmul.products * columns) * depth * matmul.dtype.itemsize
-        held = min(most, SHARED_BYTES // (size * (stages if swapped else stages - 1)))
-        config = replace(config, programs=held * PROCESSORS)
-        steps = -(-matmul.k // depth) * sum(-(-part.n // columns) for part in matmul.parts)
-        if steps >= 4 * config.programs > 0 and matmul_even.fits(matmul, config):
-            found.append(config)
-    return found
 
 
 def _splits(matmul: Matmul, columns: int, depth: int) -> list[int]:

@@ -13,7 +13,7 @@ from vtc.index.access import accesses
 from vtc.index.expr import axes
 from vtc.index.map import IndexMap
 from vtc.index.sizes import Size
-from vtc.kernels import epilogue, matmul_even
+from vtc.kernels import epilogue
 from vtc.kernels.io import Coordinate, Printer, Space, Value
 from vtc.kernels.matmul import Config, Launch, Matmul, Part
 from vtc.kernels.matmul_split import add_sums, store_sums
@@ -33,8 +33,6 @@ def build(matmul: Matmul, config: Config) -> Launch:
         raise ValueError(f"{config} has not columns that {width} divides")
     if matmul.k % config.groups:
         raise ValueError(f"{config.groups} groups do not divide k = {matmul.k}")
-    if config.programs and not matmul_even.fits(matmul, config):
-        raise ValueError(f"{config} needs one tile of rows, no batch, and a step a block")
     return Launch(matmul, config, _Writer(matmul, config).text())
 
 
@@ -64,13 +62,10 @@ class _Writer:
 
     def text(self) -> str:
         matmul = self.matmul
-        scratch = ["sums", "counters"] if self.config.shared else []
+        scratch = ["sums", "counters"] if self.config.splits > 1 else []
         params = [f"p{k}" for k in range(matmul.params)]
         arguments = ", ".join([*self.names.values(), *scratch, *matmul.symbols, *params])
         with self.lines.block(f"def matmul({arguments}):"):
-            if self.config.programs:
-                self._even()
-                return f"@triton.jit\n{self.lines}"
             self.lines.add("tile = tl.program_id(0)")
             if self.config.splits > 1:
                 self.lines.add("split = tl.program_id(1)")
@@ -154,33 +149,6 @@ class _Writer:
             totals = add_sums(lines, config, self.matmul.products, shape, len(sums))
             self._epilogue(part, space, totals, begun)
 
-    def _even(self) -> None:
-        """An even share of the steps of all tiles: a loop a part."""
-        config, lines = self.config, self.lines
-        self.outer = [Coordinate("0") for _ in self.matmul.batch]
-        lines.add("m0 = 0")
-        lines.add(f"rows = tl.arange(0, {config.rows})")
-        shape = (config.rows, config.columns)
-        if config.swapped:
-            shape = shape[::-1]
-        share = matmul_even.Share(self.matmul, config)
-        share.begin(lines)
-        begun = [self._begun(part, self._result_space(part)) for part in self.parts]
-        for number, part in enumerate(self.parts):
-            sums = [lines.name("sum") for _ in part.rights]
-            for name in sums:
-                lines.add(f"{name} = tl.zeros(({shape[0]}, {shape[1]}), tl.float32)")
-            with lines.block(f"for step in {share.run_of(number)}:"):
-                share.place(lines, number)
-                lines.add(f"columns = n0 + tl.arange(0, {config.columns})")
-                self._step(part, sums, 0, self.matmul.k)
-                with lines.block("if ends:"):
-                    totals = share.joined(lines, shape, sums)
-                    with lines.block("if complete:"):
-                        self._epilogue(part, self._result_space(part), totals, begun[number])
-                    for name in sums:
-                        lines.add(f"{name} = tl.zeros(({shape[0]}, {shape[1]}), tl.float32)")
-
     def _place(self, part: Part, here: str) -> None:
         """The tile's row and column number, `group` tiles of rows at a time."""
         tiles, columns, group = self._tiles(self.matmul.m), self._columns(part), self.config.group
@@ -229,18 +197,13 @@ class _Writer:
         else:
             head = f"for k0 in range(0, {extent}, {step}):"
         with lines.block(head):
-            self._step(part, sums, low, high)
-
-    def _step(self, part: Part, sums: Sequence[str], low: int, high: int) -> None:
-        """Adds the products of one block of k, from low + k0 on."""
-        config, lines, extent = self.config, self.lines, high - low
-        lines.add(f"ks = k0 + tl.arange(0, {config.depth})")
-        left = self._operand(self._left(low, high), extent, "rows")
-        for right, name in zip(part.rights, sums, strict=True):
-            value = self._operand(self._right(right, low, high), extent, "columns", part)
-            first, second = (value, left) if config.swapped else (left, value)
-            precision = self._precision()
-            lines.add(f"{name} = tl.dot({first.name}, {second.name}, {name}{precision})")
+            lines.add(f"ks = k0 + tl.arange(0, {step})")
+            left = self._operand(self._left(low, high), extent, "rows")
+            for right, name in zip(part.rights, sums, strict=True):
+                value = self._operand(self._right(right, low, high), extent, "columns", part)
+                first, second = (value, left) if config.swapped else (left, value)
+                precision = self._precision()
+                lines.add(f"{name} = tl.dot({first.name}, {second.name}, {name}{precision})")
 
     def _precision(self) -> str:
         if self.matmul.dtype is not DType.F32:

@@ -202,6 +202,15 @@ class Rotating(_Cached):
     def supported(self) -> bool:
         return storing_attention.supports(*self.fakes[:6], *self.fakes[-2:])
 
+    @property
+    def tilings(self) -> Mapping[str, list[int]]:
+        """The one that is fastest without, and those that join nothing."""
+        return {
+            name: tiling
+            for name, tiling in super().tilings.items()
+            if tiling == self.tiling or Tiling(*tiling).splits == 1
+        }
+
     def operands(self) -> list[Tensor]:
         """Places differ, at the end of the caches."""
         made = super().operands()
