@@ -81,10 +81,16 @@ def _rotation(program: Program, node: fx.Node) -> Rotation | None:
         for rows, cos in _either(straight):
             for cat, sin in _either(turned):
                 between = _turned(program, cat, rows)
-                if between is not None and is_tensor(cos) and is_tensor(sin):
+                if between is None or not (is_tensor(cos) and is_tensor(sin)):
+                    continue
+                if (value_of(node).shape, value_of(node).dtype) == _kind(rows):
                     absorbed = (*between, straight, turned, node)
                     return Rotation(rows, cos, sin, absorbed)
     return None
+
+
+def _kind(rows: fx.Node) -> tuple[torch.Size, torch.dtype]:
+    return value_of(rows).shape, value_of(rows).dtype
 
 
 def _turned(program: Program, cat: Any, rows: Any) -> tuple[fx.Node, ...] | None:
