@@ -82,7 +82,7 @@ def test_bench_prints_a_table_and_writes_every_batch(capfd, tmp_path):
     assert code == 0, err
     assert "shufflenet, batch 2" in out
     assert "best peer's time over vtc's" in out
-    assert "checking against float64" in err
+    assert "computing the answer in float64" in err
     cases = records.read(path)
     assert [case["batch"] for case in cases] == [1, 2]
     assert {row["system"] for row in cases[0]["rows"]} == {"eager", "vtc"}

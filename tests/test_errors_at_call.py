@@ -162,7 +162,7 @@ def test_a_plan_that_fails_leaves_stock(monkeypatch: pytest.MonkeyPatch) -> None
     def check(*_: Any) -> None:
         raise vtc.errors.PlanCheckError("(ii)", "nothing was stored")
 
-    monkeypatch.setattr(vtc.compiler, "check", check)
+    monkeypatch.setattr(vtc.compiler, "checked", check)
     x, w = args()
     with one_fallback("runs as stock TorchInductor: it cannot be planned (PlanCheckError"):
         got = compiled(fn)(x, w)

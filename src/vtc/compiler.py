@@ -21,7 +21,7 @@ from torch import fx
 from vtc import errors, log
 from vtc.graph.capture import capture, lift_attributes
 from vtc.graph.onnx import Model, imported, imported_call
-from vtc.lowering.check import check
+from vtc.lowering.checked import checked
 from vtc.lowering.choose import choose, prepare
 from vtc.lowering.record import Times, record
 from vtc.lowering.settings import Compiled, Progress, Settings
@@ -243,7 +243,7 @@ def compile_graph(
         plan = prepare(program, settings)
         program = plan.program
         choice, schedule = choose(plan, settings)
-        check(schedule, program)
+        checked(schedule, plan, settings)
     except Unsuitable as finding:
         return finding.instead
     except errors.CaptureError as error:

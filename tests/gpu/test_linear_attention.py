@@ -12,6 +12,7 @@ import vtc
 from graph.test_linear_attention import Block
 from kernels.test_linear_attention import EPS, exact, operands
 from vtc.kernels.linear_attention import OVERLOAD, as_argument, candidates
+from vtc.lowering import implement
 from vtc.lowering import linear_attention as choice
 
 pytestmark = pytest.mark.gpu
@@ -42,6 +43,14 @@ def test_a_compiled_block_uses_our_kernels_and_equals_eager(
         batch, heads, tokens, _ = operands[0].shape
         return candidates(batch * heads, tokens, 132)[0], 1.0, 2.0
 
+    compiled_targets: list[Any] = []
+
+    def inductor(graph_module: Any, *args: Any, **options: Any) -> Any:
+        compiled_targets.extend(n.target for n in graph_module.graph.nodes)
+        return compile_(graph_module, *args, **options)
+
+    compile_ = implement.inductor
+    monkeypatch.setattr(implement, "inductor", inductor)
     monkeypatch.setattr(choice, "_measured", measured)
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -52,3 +61,4 @@ def test_a_compiled_block_uses_our_kernels_and_equals_eager(
             x = torch.randn(2, 16, 12, 9, device="cuda", dtype=torch.float16)
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-2, atol=1e-2)
     assert asked == [EPS]
+    assert OVERLOAD not in compiled_targets, "it is called as it is"

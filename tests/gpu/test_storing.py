@@ -75,3 +75,23 @@ def test_a_compiled_layer_stores_its_new_rows_as_eager_does(
             torch.testing.assert_close(got, layer(x, *theirs, place), rtol=3e-2, atol=3e-2)
             torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
     assert any("vtc.storing_attention_" in code for code in codes)
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 8, 1, 4160, 128), (16, 32, 8, 1, 4160, 128)])
+def test_every_candidate_rotates_queries_and_new_keys(shape: tuple[int, ...]) -> None:
+    batch, heads, kv_heads, queries, keys, dim = shape
+    for tiling in storing_attention.candidates(Shape(*shape), 132):
+        caches = [normal(batch, kv_heads, keys, dim) for _ in range(2)]
+        places = torch.randperm(keys, device="cuda")[:queries]
+        mask = torch.arange(keys, device="cuda")[None, None, None] <= places.max()
+        new = [normal(batch, queries, kv_heads, dim).transpose(1, 2) for _ in range(2)]
+        angle = 7 * torch.randn(1, 1, queries, dim, device="cuda")
+        table = angle.cos().bfloat16(), angle.sin().bfloat16()
+        operands = (normal(batch, heads, queries, dim), *caches, *new, places, mask, *table)
+        want, *after = torch.ops.vtc.storing_attention(*operands, scale=dim**-0.5)
+        out = torch.ops.vtc.storing_attention_(
+            *operands, scale=dim**-0.5, tiling=as_argument(tiling)
+        )
+        torch.testing.assert_close(caches[0], after[0], rtol=2**-7, atol=1e-6)
+        assert torch.equal(caches[1], after[1]), tiling
+        torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)

@@ -25,6 +25,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"SOFTCAP": 50.0, "SCAN": 1024},
     ),
     "decode, new rows": ("decode_kernel", {"STORES": True, "MASK": 1, "SCAN": 1024}),
+    "decode, new rows, rotated": ("decode_kernel", {"STORES": True, "ROTATED": True, "MASK": 1}),
     "decode, new rows, joined": ("decode_kernel", {"STORES": True, "JOINED": True, "MASK": 1}),
     "combine": ("combine_kernel", {"BLOCK_DV": 64, "BLOCK_S": 64}),
     "prefill": ("prefill_kernel", {"BLOCK_M": 64, "CAUSAL": True}),
@@ -45,6 +46,7 @@ CONSTANTS = {
     "SAFE": True,
     "WHOLE": False,
     "STORES": False,
+    "ROTATED": False,
     "JOINED": False,
     "SCAN": 0,
     "BLOCK_M": 16,
@@ -59,6 +61,8 @@ POINTERS = {
     "new_key": "*bf16",
     "new_value": "*bf16",
     "places": "*i64",
+    "cos": "*bf16",
+    "sin": "*bf16",
     "mask": "*bf16",
     "lengths": "*i64",
     "table": "*i32",
@@ -68,7 +72,7 @@ POINTERS = {
     "totals": "*fp32",
     "counters": "*i32",
 }
-UNIT_STRIDES = ("q_d", "k_d", "v_d", "nk_d", "nv_d", "m_n")
+UNIT_STRIDES = ("q_d", "k_d", "v_d", "nk_d", "nv_d", "c_d", "m_n")
 UNALIGNED = ("queries", "keys", "kv_heads", "heads", "splits", "coming")
 
 

@@ -11,6 +11,7 @@ import torch
 
 import vtc
 from vtc.graph.capture import capture
+from vtc.lowering import checked as checked_schedules
 from vtc.lowering import choose, remembered
 from vtc.lowering.plan import Plan
 from vtc.lowering.remembered import Memory, Remembered
@@ -97,3 +98,32 @@ def test_keys_tell_programs_and_options_apart(plan: Plan, settings: Settings) ->
     ]
     moved = dataclasses.replace(plan, transposed=frozenset({"mm"}))
     assert len({same, *others, remembered._key(moved, settings)}) == 5
+
+
+def test_a_schedule_is_checked_once(
+    plan: Plan, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated = []
+    monkeypatch.setattr(checked_schedules, "check", lambda s, p: simulated.append(s))
+    _, schedule = choose.choose(plan, settings)
+    for _ in range(3):
+        checked_schedules.checked(schedule, plan, settings)
+    assert len(simulated) == 1
+    empty = plan.schedule(frozenset())
+    assert str(empty) != str(schedule)
+    for _ in range(2):
+        checked_schedules.checked(empty, plan, settings)
+    assert len(simulated) == 2
+    checked_schedules.checked(schedule, plan, settings)
+    assert len(simulated) == 2
+    path_of(settings).unlink()
+    checked_schedules.checked(schedule, plan, settings)
+    assert len(simulated) == 3
+
+
+def test_a_wrong_schedule_is_not_remembered(plan: Plan, settings: Settings) -> None:
+    _, schedule = choose.choose(plan, settings)
+    wrong = dataclasses.replace(schedule, steps=schedule.steps[::-1])
+    for _ in range(2):
+        with pytest.raises(vtc.errors.PlanCheckError):
+            checked_schedules.checked(wrong, plan, settings)

@@ -140,6 +140,8 @@ def run(
     caches: list[Tensor],
     inputs: Callable[[], list[Any]],
     path: Path,
+    *,
+    exact: bool = True,
     **settings: Any,
 ) -> str:
     """Two calls, each compared with eager PyTorch; the code that is generated for the first."""
@@ -160,7 +162,9 @@ def run(
             got = call(*_around(given, caches))
             torch.testing.assert_close(got, model(*_around(given, theirs)))
             for cache, want in zip(caches, theirs, strict=True):
-                assert torch.equal(cache, want)
+                if exact:
+                    assert torch.equal(cache, want)
+                torch.testing.assert_close(cache, want)
     return found[0]
 
 

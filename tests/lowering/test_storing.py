@@ -76,6 +76,79 @@ def test_attention_stores_the_new_rows(
     assert any("vtc::storing_attention" in note for note in plan.attentions)
 
 
+class Rotated(nn.Module):
+    """A layer whose queries and keys are rotated. how: "plain"; "chunk", halves as chunks; "other
+    order", the first half is negated; "two tables", keys are rotated by another; "read", something
+    else reads the rotated keys; "tables alone", a table for each sequence."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.project = nn.Linear(32, 64)
+        self.out = nn.Linear(32, 32)
+
+    def turned(self, x: Tensor) -> Tensor:
+        if self.how == "chunk":
+            first, second = x.chunk(2, -1)
+        else:
+            first, second = x[..., : DIM // 2], x[..., DIM // 2 :]
+        parts = [second, -first] if self.how == "other order" else [-second, first]
+        return torch.cat(parts, -1)
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, angle: Tensor, place: Tensor
+    ) -> Tensor:
+        b, s, _ = x.shape
+        q, k, v = self.project(x).split([32, 16, 16], -1)
+        q, k, v = (t.view(b, s, -1, DIM).transpose(1, 2) for t in (q, k, v))
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        q = q * cos + self.turned(q) * sin
+        own = (cos * 2, sin) if self.how == "two tables" else (cos, sin)
+        k = k * own[0] + self.turned(k) * own[1]
+        more = k.amax() if self.how == "read" else 0.0
+        keys.index_copy_(2, place, k)
+        values.index_copy_(2, place, v)
+        key, value = (
+            t[:, :, None].expand(b, 2, 2, KEYS, DIM).reshape(b, 4, KEYS, DIM)
+            for t in (keys, values)
+        )
+        mask = (torch.arange(KEYS, device=x.device) <= place.max())[None]
+        out = nn.functional.scaled_dot_product_attention(q, key, value, mask, scale=0.3)
+        return self.out(out.transpose(1, 2).reshape(b, s, 32)) + more
+
+
+def rotated_layer(how: str, rows: int, batch: int, path: Path) -> str:
+    caches = [torch.randn(batch, 2, KEYS, DIM) for _ in range(2)]
+    places = iter(torch.randperm(KEYS)[: 4 * rows].split(rows))
+    tables = batch if how == "tables alone" else 1
+
+    def inputs() -> list[Tensor]:
+        return [torch.randn(batch, rows, 32), torch.randn(tables, rows, DIM), next(places)]
+
+    return run(Rotated(how).eval(), caches, inputs, path, exact=False)
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(1, 1), (3, 1), (2, 3)])
+@pytest.mark.parametrize("how", ["plain", "chunk", "tables alone"])
+def test_attention_rotates_what_it_stores(
+    how: str, batch: int, rows: int, plans: list[Plan], tmp_path: Path
+) -> None:
+    rotated_layer(how, rows, batch, tmp_path)
+    (plan,) = plans
+    (call,) = (n for n in plan.program.nodes if n.target is storing_attention.OVERLOAD)
+    assert len(call.args) == 9
+    assert called(plan, torch.ops.aten.cat.default) == called(plan, torch.ops.aten.neg.default) == 0
+    assert any("rotates" in note for note in plan.attentions)
+
+
+@pytest.mark.parametrize("how", ["other order", "two tables", "read"])
+def test_other_rotations_stay(how: str, plans: list[Plan], tmp_path: Path) -> None:
+    rotated_layer(how, 1, 2, tmp_path)
+    (plan,) = plans
+    (call,) = (n for n in plan.program.nodes if n.target is storing_attention.OVERLOAD)
+    assert len(call.args) == 7
+
+
 @pytest.mark.parametrize("how", ["apart", "stale", "twice"])
 def test_what_is_stored_or_read_otherwise_stays(
     how: str, plans: list[Plan], tmp_path: Path

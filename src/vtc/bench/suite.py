@@ -12,7 +12,7 @@ import torch
 
 import vtc
 from vtc.bench import observe
-from vtc.bench.accuracy import Accuracy, answer, compare
+from vtc.bench.accuracy import Accuracy, Answer, answer, compare
 from vtc.bench.case import Case
 from vtc.bench.models import build
 from vtc.bench.narration import narrated
@@ -117,6 +117,8 @@ def _rows(
     progress: Progress,
     kernels: dict[str, list[observe.Kernel]] | None,
 ) -> list[Row]:
+    # Ahead of the systems: a large model in float64 has no room beside them.
+    eager, exact = _reference(case, progress)
     ready: dict[str, Prepared] = {}
     notes: dict[str, str] = {}
     for system in systems:
@@ -137,7 +139,10 @@ def _rows(
     observed = {name: _observe(prepared, progress) for name, prepared in ready.items()}
     if kernels is not None:
         kernels.update({name: _kernels(prepared) for name, prepared in ready.items()})
-    judged = _judge(case, ready, progress)
+    judged: dict[str, Accuracy] = {}
+    for name, prepared in ready.items():
+        progress(f"{name}: checking its answer")
+        judged[name] = compare(answer(prepared.case, prepared.run, JUDGED_SEED), eager, exact)
     own = times.get(OWN_SYSTEM)
     rows = []
     for system in systems:
@@ -201,22 +206,21 @@ def _kernels(prepared: Prepared) -> list[observe.Kernel]:
     return found
 
 
-def _judge(case: Case, ready: Mapping[str, Prepared], progress: Progress) -> dict[str, Accuracy]:
-    """Each system's accuracy on fresh inputs."""
+def _reference(case: Case, progress: Progress) -> tuple[Answer, Answer]:
+    """The answers of eager PyTorch and of a float64 copy on fresh inputs, to judge systems by."""
     native = case.twin()
     native.fresh_inputs(JUDGED_SEED)
     wide = torch.float64 if _fits(native, torch.float64) else torch.float32
-    progress(f"checking against {str(wide).removeprefix('torch.')}")
+    progress(f"computing the answer in {str(wide).removeprefix('torch.')}")
     # A copy of the rounded values: numbers drawn in float64 would be other ones.
     double = native.widened(wide)
     eager = answer(native, native.call, JUDGED_SEED)
     exact = answer(double, double.call, JUDGED_SEED, fresh=False)
-    del double
-    judged: dict[str, Accuracy] = {}
-    for name, prepared in ready.items():
-        progress(f"{name}: checking its answer")
-        judged[name] = compare(answer(prepared.case, prepared.run, JUDGED_SEED), eager, exact)
-    return judged
+    del native, double
+    gc.collect()
+    if case.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return eager, exact
 
 
 def _fits(case: Case, dtype: torch.dtype) -> bool:

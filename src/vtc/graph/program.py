@@ -109,6 +109,20 @@ def has_symbol(node: fx.Node) -> bool:
     return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride()))
 
 
+def copied(program: Program) -> Program:
+    """A program of its own graph, to rewrite: the other stays as it is. Nodes keep their names."""
+    old = program.graph_module.graph
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(old, made)
+    graph.output(result)
+    for before, after in made.items():
+        after.name = before.name
+    module = fx.GraphModule(program.graph_module, graph)
+    updates = tuple((number, made[node]) for number, node in program.updates)
+    return build(module, updates, program.constants, program.aliases, program.storages)
+
+
 def build(
     graph_module: fx.GraphModule,
     updates: tuple[tuple[int, fx.Node], ...],

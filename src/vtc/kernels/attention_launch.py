@@ -17,11 +17,15 @@ fewest keys for which that is done."""
 
 class Stored(NamedTuple):
     """Rows that come into the caches before they are read: new keys (batch, kv_heads, rows, d) and
-    values alike, of any strides, and their places (rows,) in the caches, integers that differ."""
+    values alike, of any strides, and their places (rows,) in the caches, integers that differ.
+    cos and sin, of the same strides: what queries and new keys are rotated by, (batch or 1, 1,
+    queries, d); each new key is that of a query then."""
 
     key: Tensor
     value: Tensor
     places: Tensor
+    cos: Tensor | None = None
+    sin: Tensor | None = None
 
 
 def launch(
@@ -83,14 +87,18 @@ def launch(
         "ONE_MASK_ROW": one_row,
         "WHOLE": splits == 1,
         "STORES": stored is not None,
+        "ROTATED": stored is not None and stored.cos is not None,
         "SCAN": scan if mask is not None and one_row and keys >= SCAN else 0,
     }
     counters = _counters(query.device, pairs) if stored and chosen.joined and splits > 1 else None
     constants["JOINED"] = counters is not None
-    new: Sequence[Tensor] = stored or [query] * 3
+    new: Sequence[Tensor] = [query if t is None else t for t in stored or [query] * 5]
     if stored is not None:
         constants |= {"debug": True, "sanitize_overflow": False}  # for the places' assertion
-    coming = [0] * 8 if stored is None else [*stored.key.stride(), *stored.value.stride()]
+    coming = [0] * 11
+    if stored is not None:
+        turned = broadcast_strides(stored.cos)
+        coming = [*stored.key.stride(), *stored.value.stride(), turned[0], *turned[2:]]
     parts = partial_results(query, pairs * shape.rows, splits, value.shape[-1])
     decode[pairs * splits,](
         *(query, key, value, *new, *optional, out, *parts),

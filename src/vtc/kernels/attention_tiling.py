@@ -67,10 +67,14 @@ def candidates(shape: Shape, processors: int) -> tuple[Tiling, ...]:
         forms = [(32, 4, 3), (64, 4, 2)]
     pairs = max(1, shape.batch * shape.kv_heads)
     found: dict[Tiling, None] = {}
-    for programs in (2, 4):  # of each processor
-        for block_n, warps, stages in forms:
+    # Programs of each processor; four with larger blocks do not fit, and come one after another.
+    for programs, tried in ((2, forms), (4, forms[:1])):
+        for block_n, warps, stages in tried:
             splits = max(1, min(programs * processors // pairs, -(-shape.keys // block_n), 128))
             found[Tiling(block_m, block_n, splits, warps, stages)] = None
+    if 0.9 * processors <= pairs <= processors:
+        # One program fills a processor, with as much on its way, and nothing is to be joined.
+        found[Tiling(block_m, 128 if shape.head_dim <= 128 else 64, 1, 8, 3)] = None
     return tuple(found)
 
 

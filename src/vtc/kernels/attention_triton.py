@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from vtc.kernels.attention_splits import LOG2_E, join_rows, store_rows
+from vtc.kernels.rotary_triton import rotated
 
 MASKED = tl.constexpr(-1e30)
 """An additive mask at or below this hides its key wherever another key of the row is above it."""
@@ -202,6 +203,10 @@ def store_new_rows(
     cache,
     new,
     places,
+    cos,
+    sin,
+    t_n,
+    t_d,
     c_n,
     c_d,
     n_n,
@@ -210,16 +215,21 @@ def store_new_rows(
     start,
     stop,
     keys,
+    ROTATED: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """cache[places[j]] = new[j], in order, for those of `coming` places within [start, stop)."""
+    """cache[places[j]] = new[j], in order, for those of `coming` places within [start, stop); with
+    ROTATED what is stored is new[j] rotated by row j of `cos` and `sin`."""
     d = tl.arange(0, BLOCK_D)
     for j in range(coming):
         place = tl.load(places + j).to(tl.int64)
         tl.device_assert((place >= 0) & (place < keys), "index out of range")
         if (place >= start) & (place < stop):
             row = tl.load(new + j * n_n + d * n_d, mask=d < D)
+            if ROTATED:
+                at = new + j * n_n
+                row = rotated(row, at, n_d, d, cos + j * t_n, sin + j * t_n, t_d, d < D, D)
             tl.store(cache + place * c_n + d * c_d, row, mask=d < D)
 
 
@@ -231,6 +241,8 @@ def decode_kernel(
     new_key,
     new_value,
     places,
+    cos,
+    sin,
     mask,
     lengths,
     table,
@@ -259,6 +271,9 @@ def decode_kernel(
     nv_h,
     nv_n,
     nv_d,
+    c_b,
+    c_s,
+    c_d,
     m_b,
     m_h,
     m_s,
@@ -286,6 +301,7 @@ def decode_kernel(
     SAFE: tl.constexpr,
     WHOLE: tl.constexpr,
     STORES: tl.constexpr,
+    ROTATED: tl.constexpr,
     JOINED: tl.constexpr,
     SCAN: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -298,8 +314,9 @@ def decode_kernel(
     With WHOLE, of one split, `out` is written, else partial [batch * kv_heads, rows, splits, DV],
     and tops and totals without DV. With STORES the program stores those of the `coming` new keys
     and values whose places [coming] are in its split, before it reads it: then CAUSAL, LENGTHS and
-    PAGE are not set. With JOINED the last program of a key/value head to arrive, by counters
-    [batch * kv_heads] that every launch leaves at zero, adds up all splits into `out`.
+    PAGE are not set. With ROTATED queries and new keys are first rotated, by row s of cos and sin
+    for query s and new key s. With JOINED the last program of a key/value head to arrive, by
+    counters [batch * kv_heads] that every launch leaves at zero, adds up all splits into `out`.
     """
     pid = tl.program_id(0)
     split = pid % splits
@@ -345,11 +362,53 @@ def decode_kernel(
     if STORES:
         new_key += batch * nk_b + kv_head * nk_h
         new_value += batch * nv_b + kv_head * nv_h
+        cos += batch * c_b
+        sin += batch * c_b
+        if ROTATED:
+            d = tl.arange(0, BLOCK_D)
+            q_at = (query + head * q_h + number * q_s)[:, None]
+            table_at = (number * c_s)[:, None]
+            inside = (row < rows)[:, None] & (d < D)[None, :]
+            q = rotated(q, q_at, q_d, d[None, :], cos + table_at, sin + table_at, c_d, inside, D)
         store_new_rows(
-            key, new_key, places, k_n, k_d, nk_n, nk_d, coming, start, stop, keys, D, BLOCK_D
+            key,
+            new_key,
+            places,
+            cos,
+            sin,
+            c_s,
+            c_d,
+            k_n,
+            k_d,
+            nk_n,
+            nk_d,
+            coming,
+            start,
+            stop,
+            keys,
+            ROTATED,
+            D,
+            BLOCK_D,
         )
         store_new_rows(
-            value, new_value, places, v_n, v_d, nv_n, nv_d, coming, start, stop, keys, DV, BLOCK_DV
+            value,
+            new_value,
+            places,
+            cos,
+            sin,
+            c_s,
+            c_d,
+            v_n,
+            v_d,
+            nv_n,
+            nv_d,
+            coming,
+            start,
+            stop,
+            keys,
+            False,
+            DV,
+            BLOCK_DV,
         )
         tl.debug_barrier()
     if SCAN > 0:

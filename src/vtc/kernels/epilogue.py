@@ -8,8 +8,10 @@ virtual tensors. Instructions are those of `program.tile`; an access may also be
 |---|---|
 | matmul | `constant` = number of the product |
 | load, store | at `access`, or through the IndexMap over the domain in `constant` |
+| row_sum | the f32 sum over the columns of the matrix (rows, g) that is mapped in `constant` |
+| store_sums | f32 sums of `width` columns each; a map over (rows, columns / width): `Sums` |
 
-Reductions and scans have no text here: they need more than a block.
+Other reductions, and scans, have no text here: they need more than a block.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import sympy
 from vtc.index.access import Access, Bound, Layout, accesses
 from vtc.index.map import IndexMap
 from vtc.index.sizes import Size
-from vtc.kernels import interleave
+from vtc.kernels import interleave, row_sums
 from vtc.kernels.io import NONE, Pointers, Printer, Value
 from vtc.kernels.text import number_text, size_text, type_text
 from vtc.program import tile
@@ -40,6 +42,14 @@ class Tensor:
 
     dtype: DType
     layout: Layout
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where the sums of `width` columns each are stored: a map over (rows, columns / width)."""
+
+    index_map: IndexMap
+    width: int
 
 
 class Body:
@@ -78,6 +88,14 @@ class Body:
         """Writes element i of a virtual tensor to where the map says it lives."""
         return self._add(Instr("store", (value,), constant=index_map))
 
+    def row_sum(self, index_map: IndexMap) -> int:
+        """The f32 sum of each row of an f32 matrix (rows, g)."""
+        return self._add(Instr("row_sum", constant=index_map))
+
+    def store_sums(self, value: int, index_map: IndexMap, width: int) -> int:
+        """Writes the f32 sums of `width` columns each, which divides those of a block."""
+        return self._add(Instr("store_sums", (value,), constant=Sums(index_map, width)))
+
     def build(self) -> tuple[Instr, ...]:
         """The instructions."""
         return tuple(self.instructions)
@@ -92,6 +110,11 @@ def unsupported(body: Sequence[Instr]) -> str | None:
         if row is None or row.triton is None:
             return f"{instruction.op} has no Triton text in an epilogue"
     return None
+
+
+def width_of_sums(body: Sequence[Instr]) -> int:
+    """What divides the columns of a block that the body runs on."""
+    return max((i.constant.width for i in body if i.op == "store_sums"), default=1)
 
 
 def tensors_of(body: Sequence[Instr], op: str) -> frozenset[int]:
@@ -114,16 +137,30 @@ def write(
     domain: Sequence[Size],
     tensors: Sequence[Tensor],
     products: Sequence[str],
+    begun: Mapping[int, Value] | None = None,
 ) -> None:
     """Writes the body for the printer's block, whose coordinates are those of the domain.
 
-    products: names of the blocks of f32 results. The printer's pointers name every tensor by its
-    number in `tensors`. Raises ValueError for an instruction that has no text.
+    products: names of the blocks of f32 results. begun: what `begin` gave for this block. The
+    printer's pointers name every tensor by its number in `tensors`. Raises ValueError for an
+    instruction that has no text.
     """
     reason = unsupported(body)
     if reason is not None:
         raise ValueError(reason)
-    _Writer(printer, tuple(domain), tensors, products).write(body)
+    _Writer(printer, tuple(domain), tensors, products, begun or {}).write(body)
+
+
+def begin(body: Sequence[Instr], printer: Printer, tensors: Sequence[Tensor]) -> dict[int, Value]:
+    """Loads what the body adds up in rows, ahead of the products: they take their time while the
+    first operands come. By the number of the instruction."""
+    found = {}
+    for number, instruction in enumerate(body):
+        if instruction.op == "row_sum":
+            index_map = instruction.constant
+            layouts = {n: tensors[n].layout for n in index_map.sources()}
+            found[number] = row_sums.load(printer, index_map, layouts)
+    return found
 
 
 def pointers(names: Mapping[int, str], tensors: Sequence[Tensor]) -> Pointers:
@@ -138,9 +175,10 @@ class _Writer:
         domain: tuple[Size, ...],
         tensors: Sequence[Tensor],
         products: Sequence[str],
+        begun: Mapping[int, Value],
     ) -> None:
         self.printer, self.domain = printer, domain
-        self.tensors, self.products = tensors, products
+        self.tensors, self.products, self.begun = tensors, products, begun
         self.values: list[Value] = []
         self.everything = frozenset(range(len(printer.space.shape)))
 
@@ -216,6 +254,20 @@ class _Writer:
         self.printer.store(pieces, value, dtype, offsets=offsets)
         return Value("", NONE)
 
+    def _row_sum(self, instruction: Instr) -> Value:
+        begun = self.begun.get(len(self.values))
+        if begun is None:
+            layouts = {n: self.tensors[n].layout for n in instruction.constant.sources()}
+            begun = row_sums.load(self.printer, instruction.constant, layouts)
+        return row_sums.total(self.printer, begun)
+
+    def _store_sums(self, instruction: Instr) -> Value:
+        sums: Sums = instruction.constant
+        layouts = {n: self.tensors[n].layout for n in sums.index_map.sources()}
+        value = self.printer.full(self.values[instruction.args[0]])
+        row_sums.store(self.printer, value, sums.index_map, sums.width, layouts)
+        return Value("", NONE)
+
     def _addressed(self, instruction: Instr) -> tuple[tuple[Access, ...], DType, list[Value]]:
         """The pieces of a load or store, the type in memory, and the runtime part of addresses."""
         index_map = instruction.constant
@@ -276,6 +328,8 @@ _FORMS = {
     "param": _Writer._param,
     "iota": _Writer._iota,
     "cast": _Writer._cast,
+    "row_sum": _Writer._row_sum,
+    "store_sums": _Writer._store_sums,
 }
 
 

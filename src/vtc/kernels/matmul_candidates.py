@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vtc.index.access import accesses
+from vtc.kernels.epilogue import width_of_sums
 from vtc.kernels.matmul import Config, Launch, Matmul
 from vtc.kernels.matmul_text import build, regrouped
 
@@ -32,12 +33,24 @@ def candidates(matmul: Matmul, rows: int | None = None) -> list[Config]:
         found += _few_rows(matmul, m)[: 3 if found else None]
     else:
         found += _tiles(matmul, m)
+    width = max(width_of_sums(part.body) for part in matmul.parts)
+    found = [*dict.fromkeys(_whole_groups(c, width) for c in found)]
     groups = _groups(matmul)
     if groups == 1:
         return found
     deepest = max(16, _power_above(matmul.k // groups))
     whole = [replace(c, splits=1, groups=groups, depth=min(c.depth, deepest)) for c in found]
     return [*dict.fromkeys(whole)]
+
+
+def _whole_groups(config: Config, width: int) -> Config:
+    """The tiling with columns that `width` divides, and steps of k that are as much shorter."""
+    if config.columns % width == 0:
+        return config
+    if not config.stream:
+        return replace(config, columns=width)
+    wider = max(1, width // config.columns)
+    return replace(config, columns=width, depth=max(16, config.depth // wider))
 
 
 def likely(matmul: Matmul) -> list[Config]:

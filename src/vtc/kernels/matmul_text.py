@@ -28,6 +28,9 @@ def build(matmul: Matmul, config: Config) -> Launch:
     """The matmul's launch with a tiling. Raises ValueError for a tiling that does not fit it."""
     if config.stream and (not isinstance(matmul.m, int) or matmul.m > 8 or config.splits > 1):
         raise ValueError(f"{config} needs a number of rows up to 8, and no split")
+    width = max(epilogue.width_of_sums(part.body) for part in matmul.parts)
+    if config.columns % width:
+        raise ValueError(f"{config} has not columns that {width} divides")
     if matmul.k % config.groups:
         raise ValueError(f"{config.groups} groups do not divide k = {matmul.k}")
     return Launch(matmul, config, _Writer(matmul, config).text())
@@ -133,17 +136,18 @@ class _Writer:
         sums = [lines.name("sum") for _ in part.rights]
         for name in sums:
             lines.add(f"{name} = tl.zeros(({shape[0]}, {shape[1]}), tl.float32)")
+        space = self._result_space(part)
+        begun = self._begun(part, space)
         for low, high in self._segments(part):
             self._loop(part, sums, low, high)
-        space = self._result_space(part)
         if config.splits == 1:
-            self._epilogue(part, space, sums)
+            self._epilogue(part, space, sums, begun)
             return
         batched = sizes.product(self.matmul.batch) != 1
         store_sums(lines, config, self.matmul.products, shape, sums, batched=batched)
         with lines.block(f"if arrived == {config.splits - 1}:"):
             totals = add_sums(lines, config, self.matmul.products, shape, len(sums))
-            self._epilogue(part, space, totals)
+            self._epilogue(part, space, totals, begun)
 
     def _place(self, part: Part, here: str) -> None:
         """The tile's row and column number, `group` tiles of rows at a time."""
@@ -264,10 +268,17 @@ class _Writer:
             valid, shape = valid[::-1], shape[::-1]
         return Space((*self.outer, rows, columns), tuple(shape), tuple(valid))
 
-    def _epilogue(self, part: Part, space: Space, sums: Sequence[str]) -> None:
+    def _begun(self, part: Part, space: Space) -> dict[int, Value]:
+        """What the epilogue reads ahead of the products."""
+        printer = Printer(self.lines, space, self.pointers)
+        return epilogue.begin(part.body, printer, self.matmul.tensors)
+
+    def _epilogue(
+        self, part: Part, space: Space, sums: Sequence[str], begun: dict[int, Value]
+    ) -> None:
         domain = (*self.matmul.batch, self.matmul.m, part.n)
         printer = Printer(self.lines, space, self.pointers)
-        epilogue.write(part.body, printer, domain, self.matmul.tensors, sums)
+        epilogue.write(part.body, printer, domain, self.matmul.tensors, sums, begun)
 
     # Weights that pass by once.
 
@@ -284,14 +295,18 @@ class _Writer:
         for row in sums:
             for name in row:
                 lines.add(f"{name} = tl.zeros(({shape[0]}, {shape[1]}), tl.float32)")
-        for low, high in self._segments(part):
-            self._stream_loop(part, sums, low, high, along)
         column = Coordinate("columns", (0,), "n0", str(config.columns), config.columns)
         valid = _valid("columns", part.n, config.columns)
+        spaces = []
+        for r in range(m):
+            at = (*self.outer, Coordinate(str(r)), column)
+            spaces.append(Space(at, (str(config.columns),), (valid,)))
+        begun = [self._begun(part, space) for space in spaces]
+        for low, high in self._segments(part):
+            self._stream_loop(part, sums, low, high, along)
         for r, row in enumerate(sums):
             totals = [lines.bind("total", f"tl.sum({name}, {int(along)})") for name in row]
-            at = (*self.outer, Coordinate(str(r)), column)
-            self._epilogue(part, Space(at, (str(config.columns),), (valid,)), totals)
+            self._epilogue(part, spaces[r], totals, begun[r])
 
     def _along_k(self, part: Part) -> bool:
         """Are weights contiguous along k?"""

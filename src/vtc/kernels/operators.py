@@ -54,7 +54,7 @@ REDUCTIONS = frozenset({
     "softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm",
     "rms_norm", "_fused_rms_norm", "group_norm", "native_group_norm", "instance_norm", "logsumexp",
     "linalg_vector_norm", "argmax", "argmin", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d",
-    "_adaptive_avg_pool2d", "normalize",
+    "_adaptive_avg_pool2d", "normalize", "square_sums",
 })  # fmt: skip
 
 # Pointwise work without the tag: composites that decompose into it, and batch norm at inference.
@@ -65,7 +65,7 @@ POINTWISE = frozenset({
     "scalar_tensor",
     "tril", "triu", "glu", "one_hot", "softplus", "dropout", "masked_fill", "upsample_bilinear2d",
     "cos", "sin", "pow", "__and__", "__or__", "is_same_size", "new_ones", "new_zeros", "empty",
-    "rsub", "true_divide", "square", "type_as", "float_power",
+    "rsub", "true_divide", "square", "type_as", "float_power", "normalized",
 })  # fmt: skip
 
 

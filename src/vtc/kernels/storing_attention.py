@@ -3,7 +3,8 @@ new keys and values are stored into them.
 
 `storing_attention_` stores them in place: on CUDA the decoding kernel does it before it reads the
 cache, so that no kernel of its own copies them. `storing_attention` is what it means: two
-`index_copy` and one `vtc::attention`.
+`index_copy` and one `vtc::attention`. Given the cosines and sines of a rotary embedding, both
+rotate queries and new keys first.
 """
 
 from __future__ import annotations
@@ -34,9 +35,18 @@ def candidates(shape: Shape, processors: int) -> tuple[Tiling, ...]:
 
 
 def supports(
-    query: Tensor, key: Tensor, value: Tensor, new_key: Tensor, new_value: Tensor, places: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    new_key: Tensor,
+    new_value: Tensor,
+    places: Tensor,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
 ) -> bool:
     """Do the kernels take these operands? Those of `vtc::attention` in decoding."""
+    if cos is not None and not (sin is not None and _tables(query, new_key, cos, sin)):
+        return False
     return (
         attention.supports(query, key, value)
         and Shape.of(query, key, value).rows <= DECODE_ROWS
@@ -48,6 +58,29 @@ def supports(
     )
 
 
+def _tables(query: Tensor, new_key: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Do cosines and sines belong to each query, and to the new key in its place?"""
+    batch, _, queries, dim = query.shape
+    return (
+        cos.dim() == 4
+        and cos.shape == sin.shape
+        and cos.stride() == sin.stride()
+        and cos.dtype == sin.dtype
+        and cos.shape[0] in (1, batch)
+        and cos.shape[1:] == (1, queries, dim)
+        and new_key.shape[2] == queries
+        and dim % 2 == 0
+    )
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rows (.., d) under a rotary embedding, computed in float32: sines multiply the second half of
+    a row, negated, and then its first."""
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return (x.float() * cos.float() + turned.float() * sin.float()).to(x.dtype)
+
+
 def storing_attention(
     query: Tensor,
     key: Tensor,
@@ -56,6 +89,8 @@ def storing_attention(
     new_value: Tensor,
     places: Tensor,
     mask: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
     *,
     scale: float,
     softcap: float | None = None,
@@ -66,8 +101,12 @@ def storing_attention(
 
     query (batch, heads, queries, d); key (batch, kv_heads, keys, d) and value alike; new_key and
     new_value alike with as many rows as places (rows,), integers; mask, scale, softcap and safe are
-    those of `vtc::attention`. tiling is for `storing_attention_`, which has the same arguments.
+    those of `vtc::attention`. cos and sin (batch or 1, 1, queries, d), of the same strides: where
+    they are given, queries and new keys, as many, are rotated first, by the rows of these. tiling
+    is for `storing_attention_`, which has the same arguments.
     """
+    if cos is not None and sin is not None:
+        query, new_key = rotated(query, cos, sin), rotated(new_key, cos, sin)
     keys, values = key.index_copy(2, places, new_key), value.index_copy(2, places, new_value)
     out = attention.attention(query, keys, values, mask, scale=scale, softcap=softcap, safe=safe)
     return out, keys, values
@@ -81,6 +120,8 @@ def storing_attention_(
     new_value: Tensor,
     places: Tensor,
     mask: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
     *,
     scale: float,
     softcap: float | None = None,
@@ -93,8 +134,10 @@ def storing_attention_(
     Returns (batch, heads, queries, dv), laid out in memory as (batch, queries, heads, dv).
     """
     options = {"scale": scale, "softcap": softcap, "safe": safe}
-    rows = Stored(new_key, new_value, places)
+    rows = Stored(new_key, new_value, places, cos, sin)
     if query.device.type != "cuda" or not supports(query, key, value, *rows):
+        if cos is not None and sin is not None:
+            query, new_key = rotated(query, cos, sin), rotated(new_key, cos, sin)
         key.index_copy_(2, places, new_key)
         value.index_copy_(2, places, new_value)
         return attention.attention(query, key, value, mask, **options)  # type: ignore[arg-type]

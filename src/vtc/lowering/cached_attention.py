@@ -4,20 +4,25 @@ new rows, or move a window on, faster than attention behind it, and they give th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from vtc.graph import rotary
 from vtc.graph.cached_attention import CachedAttention, find_sliding, find_storing, rewrite
 from vtc.graph.program import Program
 from vtc.kernels import attention, shift, sliding_attention, storing_attention
 from vtc.kernels.attention_tiling import Shape, Tiling, as_argument
 from vtc.kernels.libraries import grouped_heads
+from vtc.kernels.storing_attention import rotated
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
 from vtc.lowering.contest import Call, Contest, Progress, key_of, measured
+from vtc.lowering.implement import inductor
 
 
 def attended_on_caches(
@@ -42,7 +47,31 @@ def attended_on_caches(
                 notes.append(f"{found.node.name}: {name}, {times.said}")
         if chosen:
             program = rewrite(program, chosen, contest.kernels.OVERLOAD)
-    return program, tuple(notes)
+    program, turned = _rotated(program, cache, progress)
+    return program, (*notes, *turned)
+
+
+def _rotated(
+    program: Program, cache: ProfileCache, progress: Progress
+) -> tuple[Program, tuple[str, ...]]:
+    """`program` with rotary embeddings as a part of the attention that stores the keys, where that
+    is faster, and a sentence about each."""
+    chosen: dict[rotary.RotatedAttention, dict[str, Any]] = {}
+    notes: list[str] = []
+    for found in rotary.find(program, storing_attention.OVERLOAD):
+        problem = Rotating(found)
+        if not problem.supported:
+            continue
+        try:
+            times = measured(problem, cache, progress)
+        except torch.cuda.OutOfMemoryError:
+            continue  # no room to measure: it stays as it is
+        if times.ours < times.theirs:
+            chosen[found] = {"tiling": times.tiling}
+            notes.append(f"{found.node.name}: rotates queries and keys, {times.said}")
+    return rotary.rewrite(
+        program, chosen, storing_attention.OVERLOAD
+    ) if chosen else program, tuple(notes)
 
 
 class _Cached(Contest):
@@ -56,7 +85,7 @@ class _Cached(Contest):
     kernels: Any
     worth: float
 
-    def __init__(self, found: CachedAttention) -> None:
+    def __init__(self, found: CachedAttention | rotary.RotatedAttention) -> None:
         self.options = found.options
         self.tiling = found.node.kwargs.get("tiling")
         self.fakes = [value for value in found.values if value is not None]
@@ -129,8 +158,7 @@ class _Storing(_Cached):
     def operands(self) -> list[Tensor]:
         """Places differ, at the end of the caches."""
         made = super().operands()
-        keys, places = made[1].shape[2], made[5]
-        made[5] = torch.arange(keys - len(places), keys, dtype=places.dtype, device=places.device)
+        made[5] = at_the_end(made[1], made[5])
         return made
 
     def theirs(self) -> Call:
@@ -154,3 +182,83 @@ class _Storing(_Cached):
             return self.theirs()(query, key, *others)
 
         return call
+
+
+class Rotating(_Cached):
+    """On two caches that get new rows, with a rotary embedding of queries and new keys. The other
+    way computes that by kernels of its own."""
+
+    kernels, worth, exact = storing_attention, 1.0, False
+
+    def __init__(self, found: rotary.RotatedAttention) -> None:
+        super().__init__(found)
+        self.masked = found.values[6] is not None
+
+    @property
+    def key(self) -> str:
+        return f"rotating-{super().key}"
+
+    @property
+    def supported(self) -> bool:
+        return storing_attention.supports(*self.fakes[:6], *self.fakes[-2:])
+
+    @property
+    def tilings(self) -> Mapping[str, list[int]]:
+        """The one that is fastest without, and those that join nothing."""
+        return {
+            name: tiling
+            for name, tiling in super().tilings.items()
+            if tiling == self.tiling or Tiling(*tiling).splits == 1
+        }
+
+    def operands(self) -> list[Tensor]:
+        """Places differ, at the end of the caches."""
+        made = super().operands()
+        made[5] = at_the_end(made[1], made[5])
+        return made
+
+    def given(self, operands: Sequence[Tensor]) -> list[Tensor | None]:
+        """The operands of a call, with a mask or without."""
+        *first, cos, sin = operands
+        return [*first, cos, sin] if self.masked else [*first, None, cos, sin]
+
+    def ours(self, tiling: list[int]) -> Call:
+        return lambda *operands: self.kernels.IN_PLACE(
+            *self.given(operands), **self.options, tiling=tiling
+        )
+
+    def theirs(self) -> Call:
+        with FakeTensorMode():
+            fakes = [
+                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+                for t in (self.fakes[0], self.fakes[3], *self.fakes[-2:])
+            ]
+        traced = make_fx(lambda q, k, c, s: (rotated(q, c, s), rotated(k, c, s)))(*fakes)
+        turn = inductor(traced, fakes)
+
+        def call(*operands: Tensor) -> Tensor:
+            query, keys, values, new, *others = self.given(operands)[:-2]
+            query, new = turn(query, new, *operands[-2:])
+            out: Tensor = self.kernels.IN_PLACE(
+                query, keys, values, new, *others, **self.options, tiling=self.tiling
+            )
+            return out
+
+        return call
+
+    def meaning(self) -> Call:
+        def call(*operands: Tensor) -> Tensor:
+            query, keys, values, new, *others = self.given(operands)[:-2]
+            query, new = (rotated(t, *operands[-2:]) for t in (query, new))
+            out: Tensor = self.kernels.IN_PLACE(
+                query, keys, values, new, *others, **self.options, tiling=self.tiling
+            )
+            return out
+
+        return call
+
+
+def at_the_end(cache: Tensor, places: Tensor) -> Tensor:
+    """Places that differ, for as many rows, at the end of a cache."""
+    keys = cache.shape[2]
+    return torch.arange(keys - len(places), keys, dtype=places.dtype, device=places.device)

@@ -13,6 +13,7 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
 from vtc import errors
+from vtc.graph.outer_product import multiplied
 from vtc.graph.program import Program
 from vtc.kernels.operators import is_random
 from vtc.lowering.attention import attended
@@ -22,6 +23,7 @@ from vtc.lowering.calls import transposed
 from vtc.lowering.certain import Certain
 from vtc.lowering.homes import Unschedulable
 from vtc.lowering.linear_attention import linearly_attended
+from vtc.lowering.norms import with_split_norms
 from vtc.lowering.own import own_plan
 from vtc.lowering.plan import NOTHING, Plan, device_of
 from vtc.lowering.profile import Pricing, ProfiledCost
@@ -51,6 +53,7 @@ def prepare(program: Program, settings: Settings) -> Plan:
     if measures and device.type == "cuda":
         _settle_triton_cache(device)
     if measures:
+        program = multiplied(program)
         program, attentions = attended(program, cache, settings.progress)
         program, more = linearly_attended(program, cache, settings.progress)
         program, cached = attended_on_caches(program, cache, settings.progress)
@@ -58,7 +61,11 @@ def prepare(program: Program, settings: Settings) -> Plan:
         attentions += (*more, *cached, *moved)
     elif settings.objective == "memory" and not options.materializes("all"):
         program, attentions = moved_on_unmeasured(program)
-    plan = own_plan(program) if measures and device.type == "cuda" else Plan.of(program)
+    own = measures and device.type == "cuda"
+    plan = own_plan(program) if own else Plan.of(program)
+    if own:
+        plan, norms = with_split_norms(program, plan, cache, settings.progress)
+        attentions += norms
     plan = dataclasses.replace(plan, attentions=attentions)
     _warn_of_unknown(options.materialize - {"all"}, plan)
     if not measures or options.freeze:

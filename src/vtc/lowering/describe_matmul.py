@@ -19,8 +19,10 @@ from vtc.graph.program import value_of
 from vtc.index import expr
 from vtc.index.map import IndexMap
 from vtc.kernels.matmul import Matmul, Part
-from vtc.lowering.description import Describer, Product, Undescribed
+from vtc.kernels.normalized import NORMALIZED, SQUARE_SUMS
+from vtc.lowering.description import Describer, Product, RowSums, Undescribed
 from vtc.lowering.dvm.nodes import Node
+from vtc.program.dtypes import DType
 
 aten = torch.ops.aten
 
@@ -76,6 +78,31 @@ class MatmulDescriber(Describer):
     def anchor(self, node: fx.Node, total: Node) -> Node:
         bias = self.calls[self.anchors.index(node)].bias
         return total if bias is None else self.over_channels(bias, total, len(total.shape) - 1)
+
+    def store(self, value: fx.Node, number: int, shape: tuple[int, ...]) -> None:
+        if value.target is not SQUARE_SUMS:
+            super().store(value, number, shape)
+            return
+        source, width = value.args
+        if tuple(value_of(source).shape) != shape:
+            raise Undescribed("sums of another shape than the anchor's")
+        root = self._value(self._expression(source), self.own)
+        square = self.body.scalar("mul", root, root)
+        place = self._flat(shape[-1] // width).renumber({0: number})
+        self.body.store_sums(square, place, width)
+
+    def _special(self, node: fx.Node) -> Node | None:
+        """The scale of a norm, from the sums of squares of each row."""
+        if node.target is not NORMALIZED:
+            return None
+        product, sums, count, eps = node.args
+        groups = int(value_of(sums).shape[-1])
+        index_map = self._flat(groups).compose({0: self.traced(sums)}).simplify()
+        graph, shape = self.graph, tuple(map(int, value_of(node).shape))
+        total = graph.node("input", shape, DType.F32, (), RowSums(index_map))
+        mean = graph.scalar("div", total, graph.const(float(count), DType.F32))
+        scale = graph.scalar("rsqrt", graph.scalar("add", mean, graph.const(eps, DType.F32)))
+        return graph.scalar("mul", self._expression(product), scale)
 
     def position(self, product: Product) -> int:
         return self.members.index(product.number)

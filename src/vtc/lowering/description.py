@@ -49,6 +49,13 @@ class Product:
     number: int
 
 
+@dataclass(frozen=True)
+class RowSums:
+    """The sums of the rows of a matrix (rows, g), where a body takes them from."""
+
+    index_map: IndexMap
+
+
 class Describer(ABC):
     """Reads a step's graph. `own` is the map from the epilogue's domain to a result's index, and
     `body` the epilogue that is being written."""
@@ -165,6 +172,9 @@ class Describer(ABC):
                 raise Undescribed(f"an operand behind {node.target}")
             sources = [self._expression(s) for s in bound.sources]
             return self.graph.move(bound.movement.load, sources)
+        special = self._special(node)
+        if special is not None:
+            return self.graph.cast(special, dtype)
         target, args = _call(node)
         rule = RULES.get(target)
         if rule is None:
@@ -177,6 +187,10 @@ class Describer(ABC):
         if not isinstance(found, Node):
             raise Undescribed(f"{node.target} has several results")
         return self.graph.cast(self.graph.broadcast(found, shape), dtype)
+
+    def _special(self, node: fx.Node) -> Node | None:
+        """The value of an operator that only some anchor's kernel has words for."""
+        return None
 
     def over_channels(self, bias: fx.Node, total: Node, dim: int) -> Node:
         """`total` plus a vector over its dimension `dim`."""
@@ -201,6 +215,10 @@ class Describer(ABC):
             if index.simplify().pieces != self.own.pieces:
                 raise Undescribed("the product is read in another order")
             return body.product(self.position(node.constant))
+        if node.op == "input" and isinstance(node.constant, RowSums):
+            if index.simplify().pieces != self.own.pieces:
+                raise Undescribed("the rows are read in another order")
+            return body.row_sum(node.constant.index_map)
         if node.op in ("input", "move"):
             return self._moved(node, index)
         if node.op == "const":
@@ -230,7 +248,7 @@ class Describer(ABC):
 
     def _from_inputs(self, node: Node) -> IndexMap:
         """A moved node as a map whose sources are numbers of placeholders."""
-        if node.op == "input" and not isinstance(node.constant, Product):
+        if node.op == "input" and isinstance(node.constant, int):
             return IndexMap.identity(node.shape, node.constant)
         if node.op != "move":
             raise Undescribed("computed values are moved")

@@ -12,12 +12,17 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 
+from vtc.graph.movement import is_movement_target, movement_of
 from vtc.graph.program import Program, value_of
+from vtc.kernels import attention, linear_attention
 from vtc.lowering.guarded import or_eager
 from vtc.lowering.in_place import in_place
 from vtc.lowering.schedule import Operand, Step, signature
 
 Implementation = Callable[..., Any]
+
+CALLED = frozenset({attention.OVERLOAD, linear_attention.OVERLOAD})
+"""Operators of ours that give one new tensor."""
 
 
 class Tuner(Protocol):
@@ -43,6 +48,8 @@ def implement(
     step = frozen(step, program) if freeze else step
     if step.implementation == "library":
         return library_call(step), step
+    if _only_calls(step):
+        return step.graph.forward, step
     examples = [value_of(n) for n in step.graph.graph.nodes if n.op == "placeholder"]
     return or_eager(
         lambda: inductor(step.graph, examples, freeze=freeze), step.graph, step.stores
@@ -82,6 +89,21 @@ def inductor(
     ):
         compiled: Implementation = compile_fx(in_place(graph_module), list(examples))
     return compiled
+
+
+def _only_calls(step: Step) -> bool:
+    """Are there views alone around kernels of ours that are called, on a CUDA device? A captured
+    graph holds the same then, and nothing is to be compiled."""
+    calls = [n for n in step.graph.graph.nodes if n.op == "call_function"]
+    own = [n for n in calls if n.target in CALLED]
+    if not own or step.stores or value_of(own[0]).device.type != "cuda":
+        return False
+    return all(n in own or is_movement_target(n) or _is_view(n) for n in calls)
+
+
+def _is_view(node: fx.Node) -> bool:
+    bound = movement_of(node)
+    return bound is not None and bound.movement.view
 
 
 class without_autocast(torch.amp.autocast_mode.autocast):  # noqa: N801 - used like no_grad

@@ -18,6 +18,7 @@ from torch import fx
 from vtc.graph.movement import is_movement_target
 from vtc.graph.program import Program, value_of
 from vtc.graph.regions import Grouping, arranged
+from vtc.kernels.normalized import SQUARE_SUMS
 from vtc.kernels.operators import ANCHORS, Kind, kind
 from vtc.lowering.describe_matmul import call_of
 from vtc.lowering.describe_pooling import POOLINGS
@@ -82,6 +83,8 @@ class _Cutter:
                 moved = any(inside.intersection(self.sources(o)) for o in other)
                 if not moved and not any(map(self.looked_up, other)):
                     head.append(node)
+            elif node.target is SQUARE_SUMS and node.args[0] in head:
+                head.append(node)
         for node in head[:0:-1] if call_of(anchor) else ():
             users = [u for u in self.users(node) if u in self.computed]
             kept = self.finals.intersection((node, *self.users(node)))

@@ -34,13 +34,15 @@ CHOOSING = ("freeze", "search", "verify", "profile_budget_s", "max_exhaustive", 
 @dataclass(frozen=True)
 class Remembered:
     """A strategy by its edges, its cost and that of the empty one, and the microseconds of whole
-    calls of the plan and of stock TorchInductor, where they were compared and agreed."""
+    calls of the plan and of stock TorchInductor, where they were compared and agreed. checked: the
+    digests of schedules that were found right."""
 
     edges: tuple[int, ...]
     cost: float
     base_cost: float
     ours_us: float | None = None
     theirs_us: float | None = None
+    checked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Memory:
             numbers = [found["cost"], found["base_cost"]]
             if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
                 raise ValueError(f"costs of {numbers}")
-            return Remembered(**{**found, "edges": tuple(map(int, found["edges"]))})
+            edges, checked = map(int, found["edges"]), map(str, found.get("checked", ()))
+            return Remembered(**{**found, "edges": tuple(edges), "checked": tuple(checked)})
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError):

@@ -15,7 +15,7 @@ from vtc.graph.program import value_of
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
 from vtc.lowering.carried import carried, joined_steps
-from vtc.lowering.check import check
+from vtc.lowering.checked import checked
 from vtc.lowering.implement import implemented
 from vtc.lowering.own import Tuner
 from vtc.lowering.plan import NOTHING, Plan
@@ -127,7 +127,7 @@ class Candidates:
                 self.stock_kept = True
                 return theirs
         ours_us, theirs_us = timing.interleaved([ours, theirs], arguments, self.updated)
-        if memory and known:
+        if memory and (known := memory.recall()):
             memory.keep(dataclasses.replace(known, ours_us=ours_us, theirs_us=theirs_us))
         self._judge(ours_us, theirs_us)
         return theirs if self.stock_kept else ours
@@ -173,7 +173,7 @@ class Candidates:
         if len(found.steps) == len(self.schedule.steps):
             return self.schedule
         try:
-            check(found, self.plan.program)
+            checked(found, self.plan, self.settings)
         except errors.PlanCheckError as error:  # a bug of ours must not stop the user's model
             logger.warning("residual copies stay as they are: %s", error)
             return self.schedule

@@ -8,11 +8,13 @@ Search takes any other object with the members of `Cost`.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from vtc.index import affine
 from vtc.index.affine import Div, Rem
 from vtc.index.map import IndexMap
 from vtc.index.piece import Fill, Piece
@@ -279,18 +281,25 @@ def _run(map: IndexMap, piece: Piece, strides: tuple[Size, ...]) -> int:
     """Length in elements of the contiguous runs of a piece, walked in the order of addresses.
 
     Kernels walk a strided operand in any order of its dimensions, so that a permuted map alone
-    breaks no runs. What is not strided is walked in row-major order.
+    breaks no runs. What is not strided is walked in row-major order, or along the dimensions that
+    are: an image in channels-last that is upsampled has the runs of its channels.
     """
     offset = offset_of(piece, strides)
     steps = {k: step for k, step in offset.terms.items() if isinstance(k, int)}
-    if any(isinstance(atom, Div | Rem) for atom in offset.terms):
-        assert not isinstance(piece.source, Fill)
-        try:
-            return IndexMap(map.shape, (piece,)).contiguity({piece.source: strides}).run
-        except NotRepresentable:
-            return 1
+    divided = [atom for atom in offset.terms if isinstance(atom, Div | Rem)]
     run = 1
-    extents = piece.extent
+    if divided:
+        assert not isinstance(piece.source, Fill)
+        moved = {k for atom in divided for k in affine.coordinates(atom.arg)}
+        steps = {k: step for k, step in steps.items() if k not in moved}
+        with contextlib.suppress(NotRepresentable):
+            run = IndexMap(map.shape, (piece,)).contiguity({piece.source: strides}).run
+    return max(run, _strided_run(steps, piece.extent))
+
+
+def _strided_run(steps: Mapping[int, Size], extents: Sequence[Size]) -> int:
+    """The run along dimensions with these steps, from the shortest on."""
+    run = 1
     for k, step in sorted(steps.items(), key=lambda pair: abs(size_hint(pair[1]))):
         if extents[k] == 1:
             continue
