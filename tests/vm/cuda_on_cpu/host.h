@@ -151,6 +151,10 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct alignas(8) float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace vtc {
 
@@ -163,6 +167,9 @@ inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return rsqrt(x); }
 inline unsigned char* shared_memory() { return Block::running()->shared; }
 inline float undefined_float() { return bits<float>(0x7fc0dead); }
+inline float copied(float x) { return x; }
+inline float smaller_or_nan(float x, float y) { return x != x || x < y ? x : y; }
+inline float larger_or_nan(float x, float y) { return x != x || x > y ? x : y; }
 inline float approximate_exp2(float x) { return std::exp2(x); }
 inline float approximate_reciprocal(float x) { return 1.0f / x; }
 inline float approximate_rsqrt(float x) { return rsqrt(x); }

@@ -170,7 +170,7 @@ __device__ __forceinline__ void point_one(const Tile& t, int n, const Access& a,
 }
 
 // All cursors of the tile at the coordinates of set 0.
-__device__ __forceinline__ void point_all(const Tile& t) {
+VTC_OUT_OF_LINE __device__ void point_all(const Tile t) {
   int lane = t.thread % 32;
   __syncwarp();
 #pragma unroll 1
@@ -178,16 +178,19 @@ __device__ __forceinline__ void point_all(const Tile& t) {
   __syncwarp();
 }
 
-// The tile of a task, and the cursors of the copies for task `ahead`, if there is one.
-__device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
+// Coordinates of a task, and of `ahead` if there is one, with the cursors there. The extents of the tile.
+struct Extents {
+  int r, c;
+};
+VTC_OUT_OF_LINE __device__ Extents point_task(Tile t, int task, int ahead) {
   int lane = t.thread % 32;
   bool copies = ahead < t.tasks() && t.copies();
-  t.steps = 0;
   __syncwarp();
   if (lane < 2) t.locate(lane ? ahead : task, t.coordinate(lane));
   __syncwarp();
   const int64_t* at = t.coordinate(0);
   int down = t.row(), across = t.column();
+  t.steps = 0;
   t.r = t.c = 1;
   if (down != kNoDim) t.set_extent(down, t.extent(down, at[down]));
   if (across != kNoDim) t.set_extent(across, t.extent(across, at[across]));
@@ -199,6 +202,15 @@ __device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
     point_one(t, n, access_of(t, which), n >= own);
   }
   __syncwarp();
+  return {t.r, t.c};
+}
+
+// The tile of a task, and the cursors of the copies for task `ahead`, if there is one.
+__device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
+  t.steps = 0;
+  Extents own = point_task(t, task, ahead);
+  t.r = own.r;
+  t.c = own.c;
 }
 
 __device__ __forceinline__ void fail(const Tile& t, const Access& a, int term) {

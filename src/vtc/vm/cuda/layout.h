@@ -25,7 +25,9 @@
 //   | +3 | word of the prologue (32), of the body (32), from the start of the block |
 //   | +4 | byte of the stages in shared memory (32), of the scratch (32) |
 //   | +5 | byte of the warps' own areas (32), bytes of a stage (32) |
-//   | +6.. | size, span, tasks of each dimension |
+//   | +6 | first of the values that the body computes: its byte / 16 in shared memory (32); bytes     |
+//   |     | from there to where they lie of a second task that is run at the same time, or 0 (32)   |
+//   | +7.. | size, span, tasks of each dimension |
 //   | then | the word of each access |
 //   | then | of each copy ahead: the number of its access (32), its byte in a stage (32) |
 //
@@ -107,6 +109,9 @@ enum DeviceOp : int {
   D_ISNAN,
   D_NOT,
   D_SQUARE,
+  D_SILU,
+  D_GELU,
+  D_GELU_TANH,
   D_BF16,  // rounded
   D_F16,
   // A = op(A, B); those with an R take their operands the other way round.
@@ -139,6 +144,7 @@ enum DeviceOp : int {
   D_ENDLOOP,
   D_SLOW,  // an operator on shared memory
 };
+constexpr int kFoldSquares = 15;  // of D_REDUCE: the sum of squares
 constexpr int kScalarForm = D_SCALAR - D_ADD;
 constexpr int kFirstOfA = D_LOAD_A;  // of those that change A, or also B
 constexpr int kFirstOfB = D_LOAD_B;  // of those that change B
@@ -153,7 +159,7 @@ constexpr int kExtentBits = 48;
 constexpr uint64_t kExtentMask = (uint64_t{1} << kExtentBits) - 1;
 constexpr int kBlockWords = 4;
 constexpr int kDecisionWords = 4;
-constexpr int kHeadFixed = 6;
+constexpr int kHeadFixed = 7;
 constexpr int kAccessFixed = 4;
 constexpr int kMostAccesses = 64;
 constexpr int kWritesBit = 4;  // of a kind

@@ -9,14 +9,17 @@
 namespace vtc {
 
 // A or B. Integers and bools are bits of floats there.
-struct Values {
-  float x[kElements];
+template <int kCount>
+struct ValuesOf {
+  float x[kCount];
 };
+using Values = ValuesOf<kElements>;
 
 // What V held is not wanted: no register has to keep it.
-__device__ __forceinline__ void forget(Values& v) {
+template <int kCount>
+__device__ __forceinline__ void forget(ValuesOf<kCount>& v) {
 #pragma unroll
-  for (int e = 0; e < kElements; ++e) v.x[e] = undefined_float();
+  for (int e = 0; e < kCount; ++e) v.x[e] = undefined_float();
 }
 
 // Vectors of kRun elements; 0 for types that are moved an element at a time.
@@ -166,11 +169,10 @@ __device__ __forceinline__ void load_staged_as(const Tile& t, const unsigned cha
   }
 }
 
-// V = the tile of an access; where masked off, V stays as it is if b, or becomes 0. kEven: it is whole.
-template <bool kEven>
+// V = the tile of an access; where masked off, V stays as it is if b, or becomes 0.
 __device__ __forceinline__ void load(const Tile& t, const Spots& s, Instruction own, Values& v) {
   Place p = place_at(t, own.a());
-  if (kEven || p.flags() & kWhole) {
+  if (p.flags() & kWhole) {
     with_vector_type(own.type2(), [&](auto constant) {
       load_whole<decltype(constant)::value>(t, s, p, v);
     });
@@ -182,11 +184,10 @@ __device__ __forceinline__ void load(const Tile& t, const Spots& s, Instruction 
 }
 
 // The tile of an access = V.
-template <bool kEven>
 __device__ __forceinline__ void store(const Tile& t, const Spots& s, Instruction own,
                                       const Values& v) {
   Place p = place_at(t, own.a());
-  if (kEven || p.flags() & kWhole) {
+  if (p.flags() & kWhole) {
     with_vector_type(own.type2(), [&](auto constant) {
       store_whole<decltype(constant)::value>(t, s, p, v);
     });
@@ -197,11 +198,9 @@ __device__ __forceinline__ void store(const Tile& t, const Spots& s, Instruction
 }
 
 // V = what the copies have brought, or where they could not, the tile as it lies.
-template <bool kEven>
 __device__ __forceinline__ void load_staged(const Tile& t, const Spots& s, Instruction own, int stage,
                                             Word at, Values& v) {
-  if (!kEven && !(cursor_of_first(t, own.a()).flags() & kVectors))
-    return load<false>(t, s, own, v);
+  if (!(cursor_of_first(t, own.a()).flags() & kVectors)) return load(t, s, own, v);
   const unsigned char* from = t.shared + stage + static_cast<int>(at);
   with_vector_type(own.type2(), [&](auto constant) {
     load_staged_as<decltype(constant)::value>(t, from, v);
@@ -218,21 +217,6 @@ __device__ __forceinline__ void copy_whole(const Tile& t, const Spots& s, const 
     const char* from = group_of_whole<kSize>(s, p, g);
 #pragma unroll
     for (int n = 0; n < kEach; ++n) copy_async(to + staged_at(t, g, kEach, n), from + 16 * n);
-  }
-}
-
-// Starts copies whose tiles are all whole; their cursors are those from `begin` to `end`.
-__device__ __forceinline__ void copy_whole_ahead(const Tile& t, const Spots& s, int begin, int end,
-                                                 int stage) {
-#pragma unroll 1
-  for (int n = begin; n < end; ++n) {
-    Place p = place_at(t, n);
-    const Cursor& first = cursor_of_first(t, n);
-    unsigned char* to = t.shared + stage + static_cast<int>(first.stage);
-    if (first.size == 2)
-      copy_whole<2>(t, s, p, to);
-    else
-      copy_whole<4>(t, s, p, to);
   }
 }
 

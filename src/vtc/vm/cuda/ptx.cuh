@@ -49,10 +49,17 @@ __device__ __forceinline__ unsigned char* shared_memory() {
   return shared;
 }
 
-// No value in particular.
+// No value in particular, and in a register of its own.
 __device__ __forceinline__ float undefined_float() {
   float y;
-  asm("" : "=f"(y));
+  asm volatile("" : "=f"(y));
+  return y;
+}
+
+// The same value in another register.
+__device__ __forceinline__ float copied(float x) {
+  float y;
+  asm volatile("mov.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -73,6 +80,19 @@ __device__ __forceinline__ float approximate_rsqrt(float x) {
   float y;
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// NaN if either is.
+__device__ __forceinline__ float smaller_or_nan(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
+__device__ __forceinline__ float larger_or_nan(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
 }
 
 __device__ __forceinline__ Vector load_vector(const void* p) {
@@ -122,7 +142,9 @@ __device__ __forceinline__ void wait_copies(int pending) {
     case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
     case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
     case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-    default: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+    case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+    case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
   }
 }
 

@@ -79,6 +79,15 @@ int swapped(int device_op) {
   }
 }
 
+// Division by a power of two is multiplication by its reciprocal, which is exact.
+int DeviceEmitter::without_division(int op, Operand& by) {
+  if (op != D_DIV || by.location != kImmediate) return op;
+  uint32_t bits = static_cast<uint32_t>(by.number), exponent = bits >> 23 & 0xff;
+  if (bits & 0x7fffff || exponent < 2 || exponent > 252) return op;
+  by.number = (bits & 0x80000000u) | (254 - exponent) << 23;
+  return D_MUL;
+}
+
 void DeviceEmitter::emit() {
   int64_t slots = kernel_.rows() * read_.slots;
   if (slots > kSlots) throw EncodeError("a tile of this kernel does not fit the device");
@@ -86,7 +95,10 @@ void DeviceEmitter::emit() {
   choose_distance();
   int count = static_cast<int>(read_.code.size());
   for (int at = 0; at < count; ++at) {
-    if (at == read_.body) out_.body = out_.code.size();
+    if (at == read_.body) {
+      out_.body = out_.code.size();
+      out_.prologue_bytes = out_.shared_bytes;
+    }
     instruction(at);
   }
 }
@@ -109,6 +121,11 @@ void DeviceEmitter::instruction(int at) {
     case OP_FINISH: return finish(at);
     case OP_SPILL: return spill(at);
     case OP_MERGE: return merge(at);
+    case FUSED_NOTHING: return;
+    case FUSED_SILU: return unary(at, D_SILU);
+    case FUSED_GELU: return unary(at, D_GELU);
+    case FUSED_GELU_TANH: return unary(at, D_GELU_TANH);
+    case FUSED_SQUARES: return reduce(at);
     case OP_PARAM: case OP_IOTA:
       define(r.dst);
       slow(r.op, r.type, 0, home(r.dst), kNowhere, kNowhere);
@@ -188,7 +205,7 @@ void DeviceEmitter::load(int at) {
   if (r.a >= 0) {
     to_a(at, r.a, r.type);
     lose_a(at);
-    pair(D_LOAD_A, r.type, memory, landing(), access(r), 1);
+    pair(D_LOAD_A, r.type, memory, 0, access(r), 1);
     return result_in_a(r.dst);
   }
   // Into B where A holds what comes later, and B can be had for less.
@@ -199,7 +216,7 @@ void DeviceEmitter::load(int at) {
   if (!in_b && a_wanted && a_.reg != b_.reg) save(at, a_, false);
   size_t word = out_.code.size();
   int number = access(r);
-  pair(in_b ? D_LOAD_B : D_LOAD_A, r.type, memory, landing(), number, 0);
+  pair(in_b ? D_LOAD_B : D_LOAD_A, r.type, memory, 0, number, 0);
   if (copyable(r)) out_.copyable.push_back({word, number, memory});
   define(r.dst);
   (in_b ? b_ : a_) = {r.dst, false};
@@ -216,7 +233,7 @@ void DeviceEmitter::store(int at) {
     return push_number(from, numbers_[r.a]);
   }
   to_a(at, r.a, r.type);
-  pair(D_STORE, r.type, program_.type(view.buffer()), landing(), access(r), 0);
+  pair(D_STORE, r.type, program_.type(view.buffer()), 0, access(r), 0);
 }
 
 void DeviceEmitter::move(int at) {
@@ -234,13 +251,6 @@ void DeviceEmitter::move(int at) {
 }
 
 // Folds.
-
-bool DeviceEmitter::fast_fold(const DeviceInstruction& r) const {
-  int kind = kind_dst_of(r.head());
-  bool covers = kind_a_of(r.head()) == read_.full && narrow_kind(kind) &&
-                folded_axes(r) & kColumnBit;
-  return r.type == T_F32 && static_cast<int>(r.w[1]) <= FOLD_MIN && covers;
-}
 
 // An accumulator holds the identity, and no place.
 void DeviceEmitter::set_identity(int fold, int type, int accumulator, int places) {
@@ -271,10 +281,11 @@ void DeviceEmitter::begin_fold(int at) {
 void DeviceEmitter::reduce(int at) {
   const DeviceInstruction& r = read_.code[at];
   int fold = static_cast<int>(r.w[1]), mode = folded_axes(r);
-  if (fast_fold(r)) {
+  if (read_.folds_columns(r)) {
     to_a(at, r.a, r.type);
-    pair(D_REDUCE, r.type, mode, home(r.dst), 0, 0, static_cast<Word>(fold));
-    return define(r.dst);
+    if (r.op == FUSED_SQUARES) fold = kFoldSquares;
+    define(r.dst);
+    return pair(D_REDUCE, r.type, mode, home(r.dst), 0, 0, static_cast<Word>(fold));
   }
   Word word = fold_word(fold, mode, kind_a_of(r.head()));
   ensure_home(r.a);
@@ -296,7 +307,7 @@ void DeviceEmitter::accumulate(int at) {
   const DeviceInstruction& r = read_.code[at];
   int fold = static_cast<int>(r.w[1]), mode = folded_axes(r);
   modes_[r.dst] = static_cast<uint8_t>(mode);
-  if (fast_fold(r)) {
+  if (read_.folds_columns(r)) {
     to_a(at, r.a, r.type);
     return pair(D_ACCUM, r.type, 0, home(r.dst), 0, 0, static_cast<Word>(fold));
   }
@@ -388,6 +399,7 @@ bool DeviceEmitter::narrow_scalar(int at) {
               read_.registers[r.dst].narrow && read_.registers[r.dst].size == 4;
   if (!fits || (number(r.a) && (r.b < 0 || number(r.b)))) return false;
   Operand a = operand(r.a, T_F32), b = r.b < 0 ? Operand() : operand(r.b, T_F32);
+  op = without_division(op, b);
   define(r.dst);
   pair(D_NARROW, op & 15, op >> 4, home(r.dst), a.location, b.location,
        a.location == kImmediate ? a.number : b.number);
@@ -417,6 +429,7 @@ void DeviceEmitter::binary(int at, int op) {
     to_a(at, first, r.type);
     lose_a(at);
     Operand s = operand(second, r.type);
+    op = without_division(op, s);
     pair(op + kScalarForm, 0, 0, 0, s.location, 0, s.number);
   } else if (first == second && op == D_MUL) {
     to_a(at, first, r.type);

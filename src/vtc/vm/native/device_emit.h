@@ -30,6 +30,7 @@ struct DeviceWords {
   std::vector<int> buffers;           // of the program
   size_t body = 0;                    // word of `code`
   int shared_bytes = 0;               // of values
+  int prologue_bytes = 0;             // of those that have a home when the body begins
 };
 
 class DeviceEmitter {
@@ -77,7 +78,7 @@ class DeviceEmitter {
   bool narrow_scalar(int at);
   bool fast_scalar(const DeviceInstruction& r) const;
   bool fast_access(const DeviceInstruction& r) const;
-  bool fast_fold(const DeviceInstruction& r) const;
+  static int without_division(int op, Operand& by);
   bool copyable(const DeviceInstruction& r) const;
   void choose_distance();
 
@@ -85,7 +86,6 @@ class DeviceEmitter {
   bool number(int reg) const { return known_[reg]; }
   bool scalar_value(int reg) const { return known_[reg] || read_.registers[reg].narrow; }
   int home(int reg);
-  int landing();
   int fresh(int size, bool narrow);
   Operand operand(int reg, int type);
   bool wanted(int at, int reg, bool by_now) const;
@@ -124,7 +124,6 @@ class DeviceEmitter {
   std::array<int, kRegisters> homes_{};   // locations; 0: none yet
   std::array<uint8_t, kRegisters> known_{}, stored_{}, types_{}, modes_{};
   std::array<Word, kRegisters> numbers_{};
-  int landing_ = 0;
   std::array<size_t, kMaxDims> loops_{};
   int depth_ = 0;
 };

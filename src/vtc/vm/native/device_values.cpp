@@ -20,12 +20,6 @@ int DeviceEmitter::home(int reg) {
   return own;
 }
 
-// Where a tile lies on its way to or from A and B, if it lacks elements.
-int DeviceEmitter::landing() {
-  if (!landing_) landing_ = fresh(4, false);
-  return landing_;
-}
-
 // A value in shared memory, or a number as the device takes it behind an instruction on A.
 DeviceEmitter::Operand DeviceEmitter::operand(int reg, int type) {
   if (!known_[reg]) return {home(reg), 0};
@@ -104,6 +98,9 @@ void DeviceEmitter::lose_a(int at) {
 // A register has a new value: what A, B and its home held of it is of no use.
 void DeviceEmitter::define(int reg) {
   known_[reg] = stored_[reg] = 0;
+  // What the body computes is a task's own, and lies behind what the prologue has left.
+  bool of_prologue = (homes_[reg] & 0x3fff) * 16 < out_.prologue_bytes;
+  if (at_ >= read_.body && of_prologue) homes_[reg] = 0;
   if (a_.reg == reg) a_ = {};
   if (b_.reg == reg) b_ = {};
 }
