@@ -218,8 +218,8 @@ ROWS = ("gelu_erf", "norm_add", "layer_norm", "softmax")  # tasks are rows
 @pytest.mark.parametrize("rows", [40, 41, 269])
 @pytest.mark.parametrize("name", STREAMS)
 def test_many_whole_tiles_in_a_row_are_right(name, rows, dtype):
-    """Three blocks take 13 tasks each, or 89 and 90, which are run in pairs where their values fit; of
-    4100 columns the last flat tile is not whole."""
+    """Three blocks take 13 tasks each, or 89 and 90, which are run in pairs where their values
+    fit; of 4100 columns the last flat tile is not whole."""
     run = STREAMS[name]
     columns = 4096 if rows == 40 or name in ROWS else 4100
     torch.manual_seed(rows)

@@ -125,9 +125,11 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, in
         forget(a);
         forget(b);
         int ahead = stages ? task + (stages - 1) * grid : last + 1;
-        if (prepared && t.r >= 0 && t.steady() >= 0 && task < last && ahead != last) {
+        bool there = !prepared && stages <= 1;  // the tile, and what is to be copied for it
+        bool same = prepared && t.r >= 0 && t.steady() >= 0 && task < last && ahead != last;
+        if (same) {
           ++t.steps;
-        } else {
+        } else if (!there) {
           int r = t.r, c = t.c;
           take_task(t, task, ahead);
           if (t.r != r || t.c != c) s.set_live(t);
@@ -136,7 +138,8 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, in
           if (int even = count_even(t, task, ahead)) return {task, stage, 0, even};
         prepared = true;
         if (stages) {
-          if (ahead <= last) copy_ahead(t, s, stage_at(t, stage_before(stage, stages)));
+          if (!there && ahead <= last)
+            copy_ahead(t, s, stage_at(t, stage_before(stage, stages)));
           commit_copies();
           wait_copies(stages - 1);
         }
@@ -173,14 +176,14 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, in
   }
 }
 
-// Starts the copies of a block's tasks from `task` on, but for the last stage, and leaves the tile at
-// task `at`.
+// Starts the copies of a block's tasks from `from` on, but for the last stage, or those of that task
+// alone where nothing is copied ahead. Leaves the tile at task `at`, or at that one.
 __device__ __forceinline__ void start_copies(Tile& t, const Spots& s, int at, Progress from) {
-  int stages = t.stages();
-  for (int n = 0, first = stages > 1 ? stages - 1 : 1; n < first; ++n) {
-    int ahead = stages > 1 ? from.task + n * t.blocks() : t.tasks(), stage = from.stage + n;
-    take_task(t, at, ahead);
-    if (ahead < t.tasks()) copy_ahead(t, s, stage_at(t, stage < stages ? stage : stage - stages));
+  int stages = t.stages(), tasks = t.tasks();
+  for (int n = 0; n == 0 || n < stages - 1; ++n) {
+    int ahead = stages ? from.task + n * t.blocks() : tasks, stage = from.stage + n;
+    take_task(t, stages > 1 ? at : from.task, ahead);
+    if (ahead < tasks) copy_ahead(t, s, stage_at(t, stage < stages ? stage : stage - stages));
     commit_copies();
   }
 }
@@ -198,12 +201,9 @@ VTC_OUT_OF_LINE __device__ Progress run_any(int count, Progress now) {
     pc = static_cast<int>(code >> 32) / 2 - 1;
     at = now.task;
   }
-  // The prologue runs at the coordinates of task 0, if it has more than its last instruction.
-  bool alone = t.stages() <= 1 && pc == static_cast<int>(code >> 32) / 2 - 1;
-  if (!alone) {
-    start_copies(t, s, at, now);
-    s.set_live(t);
-  }
+  // What the prologue computes is the same at the coordinates of all tasks.
+  start_copies(t, s, at, now);
+  s.set_live(t);
   return run(t, s, now, pc);
 }
 

@@ -221,7 +221,7 @@ __device__ __forceinline__ void copy_whole(const Tile& t, const Spots& s, const 
 }
 
 // Starts the copies for which `take_task` has left cursors.
-__device__ __forceinline__ void copy_ahead(const Tile& t, const Spots& s, int stage) {
+VTC_OUT_OF_LINE __device__ void copy_ahead(const Tile t, const Spots s, int stage) {
   int own = t.accesses(), end = own + t.copies();
 #pragma unroll 1
   for (int n = own; n < end; ++n) {

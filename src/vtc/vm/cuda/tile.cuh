@@ -153,6 +153,10 @@ struct Spots {
 
   __device__ __forceinline__ void set_live(const Tile& t) {
     uint32_t bits = 0;
+    if (t.r * t.slots() == kGroups * kThreads && t.c == t.slots() * kRun) {
+      live = kElements == 32 ? 0xffffffffu : (1u << kElements % 32) - 1;
+      return;
+    }
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       bool row = g < t.groups && i(g) < t.r;
