@@ -232,6 +232,27 @@ def test_many_whole_tiles_in_a_row_are_right(name, rows, dtype):
     assert plain or name == "gelu_erf"  # of few rows, whose tasks are along two dimensions
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("columns", [7, 333, 1155, 4099])
+@pytest.mark.parametrize("name", STREAMS)
+def test_rows_of_any_length_anywhere_are_right(name, columns, dtype):
+    """Rows begin at any multiple of their elements' size, and so do the tensors."""
+    run = STREAMS[name]
+    torch.manual_seed(columns)
+    wide = [torch.randn(23, columns + 5, dtype=dtype) for _ in range(2)]
+    args = [wide[0][:, 3:-2], wide[1][:, :columns], torch.randn(columns + 1, dtype=dtype)[1:]]
+    found, _ = on_the_twin(run, *args)
+    expected = run(*(a.float() for a in args))
+    tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}[dtype]
+    for got, want in zip(tuples(found), tuples(expected), strict=True):
+        torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
+        assert got.dtype == dtype
+
+
+def tuples(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
 def test_quotients_of_zeros_keep_their_sign():
     x = torch.tensor([0.0, -0.0, 1.0, -1.0, -0.0, 3.0]).repeat(50)
     y = torch.tensor([2.0, 2.0, -3.0, -3.0, -7.0, torch.inf]).repeat(50)

@@ -204,6 +204,10 @@ inline Vector load_vector(const void* p) {
   expect_aligned(p);
   return *static_cast<const Vector*>(p);
 }
+inline Vector load_cached_vector(const void* p) { return load_vector(p); }
+inline uint32_t shifted(uint32_t low, uint32_t high, uint32_t shift) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> shift);
+}
 inline void store_vector(void* p, Vector v) {
   expect_aligned(p);
   *static_cast<Vector*>(p) = v;

@@ -105,40 +105,50 @@ struct Even {
     }
   }
 
-  // Part n of a value in shared memory, or of a scalar.
-  __device__ __forceinline__ void part_in(int location, Word number, int n, float* x) const {
-    if (!in_memory(location)) {
-      float y = location == kImmediate ? argument(number)
-                                       : narrow(location, n / kGroups)[n % kGroups];
+  // Calls f with each part of a value in shared memory, or of a scalar: its number, its elements.
+  template <class F>
+  __device__ __forceinline__ void each_part_of(int location, Word number, F f) const {
+    if (in_memory(location)) {
 #pragma unroll
-      for (int e = 0; e < kRun; ++e) x[e] = y;
+      for (int u = 0; u < kTiles; ++u) {
+        const float4* from = reinterpret_cast<const float4*>(value(location, u)) + t.thread;
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          float4 low = from[2 * g * kThreads], high = from[(2 * g + 1) * kThreads];
+          float x[kRun] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+          f(u * kGroups + g, x);
+        }
+      }
       return;
     }
-    const float4* from = reinterpret_cast<const float4*>(value(location, n / kGroups)) +
-                         2 * (n % kGroups) * kThreads + t.thread;
-    float4 low = from[0], high = from[kThreads];
-    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+    float y[kParts];
+    scalar(location, number, y);
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) {
+      float x[kRun];
+#pragma unroll
+      for (int e = 0; e < kRun; ++e) x[e] = y[n];
+      f(n, x);
+    }
   }
 
   __device__ __forceinline__ void fetch(int location, Word number, Registers& v) const {
+    each_part_of(location, number, [&](int n, const float* x) {
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) part_in(location, number, n, v.x + n * kRun);
+      for (int e = 0; e < kRun; ++e) v.x[n * kRun + e] = x[e];
+    });
   }
 
   template <class F>
   __device__ __forceinline__ void each_of_three(int location, Word number, Registers& a,
                                                 const Registers& b, F f) const {
-#pragma unroll
-    for (int n = 0; n < kParts; ++n) {
-      float c[kRun];
-      part_in(location, number, n, c);
+    each_part_of(location, number, [&](int n, const float* c) {
 #pragma unroll
       for (int e = 0; e < kRun; ++e) {
         float& x = a.x[n * kRun + e];
         x = f(x, b.x[n * kRun + e], c[e]);
       }
-    }
+    });
   }
 
   // A scalar, an element a part.
@@ -186,9 +196,10 @@ struct Even {
     for (int n = 0; n < kParts; ++n) x[n] = f(x[n], y[n]);
   }
 
-  // dst (narrow) = the fold of A over columns (mode 2) or the tile (mode 3), each task's own.
+  // dst (narrow) = the fold of A over columns (mode 2) or the tile (mode 3), each task's own, times
+  // `scale`.
   template <class F, bool kSquares>
-  __device__ __forceinline__ void reduce(Instruction own, const Registers& a, F f) {
+  __device__ __forceinline__ void reduce(Instruction own, float scale, const Registers& a, F f) {
     float part[kParts];
 #pragma unroll
     for (int n = 0; n < kParts; ++n) {
@@ -224,7 +235,7 @@ struct Even {
       for (int u = 0; u < kTiles; ++u) {
         float all = fold_kept<kWarps>(kept + u * kWarps, f), both[kGroups];
 #pragma unroll
-        for (int g = 0; g < kGroups; ++g) both[g] = all;
+        for (int g = 0; g < kGroups; ++g) both[g] = all * scale;
         put(own.dst(), u, both);
       }
       return;
@@ -245,6 +256,8 @@ struct Even {
         part[n] = total;
       }
     }
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) part[n] *= scale;
 #pragma unroll
     for (int u = 0; u < kTiles; ++u) put(own.dst(), u, part + u * kGroups);
   }
@@ -272,13 +285,14 @@ struct Even {
     return total;
   }
 
-  __device__ __forceinline__ void fold(Instruction own, int which, const Registers& a) {
-    switch (which) {
-      case FOLD_SUM: return reduce<Sum, false>(own, a, Sum());
-      case FOLD_PROD: return reduce<Product, false>(own, a, Product());
-      case FOLD_MAX: return reduce<Most, false>(own, a, Most());
-      case FOLD_MIN: return reduce<Least, false>(own, a, Least());
-      default: return reduce<Sum, true>(own, a, Sum());
+  __device__ __forceinline__ void fold(Instruction own, Word argument_word, const Registers& a) {
+    float scale = __uint_as_float(static_cast<uint32_t>(argument_word >> 32));
+    switch (static_cast<int>(argument_word & 0xff)) {
+      case FOLD_SUM: return reduce<Sum, false>(own, scale, a, Sum());
+      case FOLD_PROD: return reduce<Product, false>(own, scale, a, Product());
+      case FOLD_MAX: return reduce<Most, false>(own, scale, a, Most());
+      case FOLD_MIN: return reduce<Least, false>(own, scale, a, Least());
+      default: return reduce<Sum, true>(own, scale, a, Sum());
     }
   }
 
@@ -314,7 +328,7 @@ struct Steady {
 template <int kTiles>
 __device__ __forceinline__ void turn_stages(const Even<kTiles>& own, const Steady& s, int stage) {
   if (!s.stages) return;
-  // Copies stand at the task that is stages - 1 from the first; those before it were started there.
+  // Those of the first stages - 1 tasks were started before.
   int back = s.stages - kTiles, first = own.t.steps + back;
   int into = stage >= kTiles ? stage - kTiles : stage + back;
   for (int u = 0; u < kTiles; ++u) {
@@ -325,9 +339,9 @@ __device__ __forceinline__ void turn_stages(const Even<kTiles>& own, const Stead
       unsigned char* to = own.t.shared + s.first_stage + (into + u) * s.stage_bytes +
                           static_cast<int>(cursor.stage);
       if (cursor.size == 2)
-        own.template copy_tile<2>(cursor.place, n - (s.stages - 1), to);
+        own.template copy_tile<2>(cursor.place, n, to);
       else
-        own.template copy_tile<4>(cursor.place, n - (s.stages - 1), to);
+        own.template copy_tile<4>(cursor.place, n, to);
     }
   }
   commit_copies();
@@ -366,7 +380,7 @@ VTC_OUT_OF_LINE __device__ Progress run_even(int count, Progress now) {
       case D_STORE: own.store(now_at, a); break;
       case D_KEEP_A: own.keep(now_at.dst(), a); break;
       case D_KEEP_B: own.keep(now_at.dst(), b); break;
-      case D_REDUCE: own.fold(now_at, static_cast<int>(number), a); break;
+      case D_REDUCE: own.fold(now_at, number, a); break;
       case D_LOAD_A: own.load(now_at, a); break;
       case D_LOAD_B: own.load(now_at, b); break;
       case D_STAGED_A:
@@ -386,6 +400,16 @@ VTC_OUT_OF_LINE __device__ Progress run_even(int count, Progress now) {
       case D_SELECT:
         own.each_of_three(now_at.a(), number, a, b, [](float x, float y, float z) {
           return __float_as_uint(x) ? y : z;
+        });
+        break;
+      case D_CHOOSE_A:
+        own.each_of_three(now_at.a(), number, a, b, [](float x, float y, float z) {
+          return __float_as_uint(z) ? x : y;
+        });
+        break;
+      case D_CHOOSE_B:
+        own.each_of_three(now_at.a(), number, a, b, [](float x, float y, float z) {
+          return __float_as_uint(z) ? y : x;
         });
         break;
       case D_FMA:

@@ -114,9 +114,12 @@ __device__ __forceinline__ void fold_threads(const Tile& t, const Spots& s, Scra
   }
 }
 
-// dst (narrow) = the fold of A, or of its squares, over columns (mode 2) or the tile (mode 3).
+// dst (narrow) = the fold of A, or of its squares, over columns (mode 2) or the tile (mode 3), times the
+// number in the argument's high half.
 __device__ __forceinline__ void reduce(const Tile& t, const Spots& s, Scratch& scratch,
-                                       Instruction own, int fold, const Values& a) {
+                                       Instruction own, Word argument, const Values& a) {
+  int fold = static_cast<int>(argument & 0xff);
+  float scale = __uint_as_float(static_cast<uint32_t>(argument >> 32));
   bool squares = fold == kFoldSquares;
   with_fold(squares ? FOLD_SUM : fold, [&](auto f) {
     float part[kGroups];
@@ -125,7 +128,7 @@ __device__ __forceinline__ void reduce(const Tile& t, const Spots& s, Scratch& s
     fold_elements(s, x, f, part);
     fold_threads(t, s, scratch, part, own.type2() == 3, f);
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) *narrow_at<float>(t, own.dst(), g) = part[g];
+    for (int g = 0; g < kGroups; ++g) *narrow_at<float>(t, own.dst(), g) = part[g] * scale;
   });
 }
 

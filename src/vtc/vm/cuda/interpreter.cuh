@@ -53,13 +53,12 @@ __device__ __forceinline__ int even_tasks(const Tile& t) {
   return t.size(d) == static_cast<int64_t>(all) * t.span(d) ? all : all - 1;
 }
 
-// Tasks of a block from `task` on, whose cursors are there as those of copies for `ahead` are, that
-// `run_even` may run; 0: it may not.
-__device__ __forceinline__ int count_even(const Tile& t, int task, int ahead) {
+// Tasks of a block from `task` on, whose cursors are there, that `run_even` may run; 0: it may not.
+__device__ __forceinline__ int count_even(const Tile& t, int task) {
   if (!t.plain() || t.steady() < 0 || t.groups != kGroups) return 0;
   int even = even_tasks(t);
   if (task + t.blocks() >= even) return 0;  // one task is not worth it
-  int all = t.accesses() + (ahead < even ? t.copies() : 0);
+  int all = t.accesses() + t.copies();
   for (int n = 0; n < all; ++n)
     if (!(cursor_of_first(t, n).flags() & kWhole)) return 0;
   return (even - task + t.blocks() - 1) / t.blocks();
@@ -82,7 +81,7 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, in
       case D_STORE: store(t, s, own, a); break;
       case D_KEEP_A: keep(t, own.dst(), a); break;
       case D_KEEP_B: keep(t, own.dst(), b); break;
-      case D_REDUCE: reduce(t, s, scratch, own, static_cast<int>(now.argument), a); break;
+      case D_REDUCE: reduce(t, s, scratch, own, now.argument, a); break;
       case D_ACCUM: accumulate(t, s, own, static_cast<int>(now.argument), a); break;
       case D_LOAD_A: load(t, s, own, a); break;
       case D_LOAD_B: load(t, s, own, b); break;
@@ -95,6 +94,16 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, in
       case D_SELECT:
         each_of_three(t, own.a(), now.argument, a, b, [](float x, float y, float z) {
           return __float_as_uint(x) ? y : z;
+        });
+        break;
+      case D_CHOOSE_A:
+        each_of_three(t, own.a(), now.argument, a, b, [](float x, float y, float z) {
+          return __float_as_uint(z) ? x : y;
+        });
+        break;
+      case D_CHOOSE_B:
+        each_of_three(t, own.a(), now.argument, a, b, [](float x, float y, float z) {
+          return __float_as_uint(z) ? y : x;
         });
         break;
       case D_FMA:
@@ -124,25 +133,29 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, in
         }
         forget(a);
         forget(b);
-        int ahead = stages ? task + (stages - 1) * grid : last + 1;
-        bool there = !prepared && stages <= 1;  // the tile, and what is to be copied for it
-        bool same = prepared && t.r >= 0 && t.steady() >= 0 && task < last && ahead != last;
-        if (same) {
-          ++t.steps;
-        } else if (!there) {
+        // Cursors are those of a task before, of copies too, where tasks are along one dimension; the
+        // last one may have less.
+        int ahead = stages ? task + (stages - 1) * grid : last + 1, steps = 0;
+        bool steady = t.steady() >= 0;
+        bool there = prepared ? steady && t.r >= 0 && task < last : steady || stages <= 1;
+        if (!prepared && there)
+          if (int even = count_even(t, task)) return {task, stage, 0, even};
+        if (there && !(stages > 1 && ahead == last)) {
+          t.steps += prepared;
+          steps = t.steps + stages - 1;
+        } else {
           int r = t.r, c = t.c;
           take_task(t, task, ahead);
           if (t.r != r || t.c != c) s.set_live(t);
         }
-        if (!prepared)
-          if (int even = count_even(t, task, ahead)) return {task, stage, 0, even};
-        prepared = true;
         if (stages) {
-          if (!there && ahead <= last)
-            copy_ahead(t, s, stage_at(t, stage_before(stage, stages)));
+          bool started = !prepared && stages == 1;
+          if (ahead <= last && !started)
+            copy_ahead(t, s, stage_at(t, stage_before(stage, stages)), steps);
           commit_copies();
           wait_copies(stages - 1);
         }
+        prepared = true;
         pc = static_cast<int>(t.words[t.head + 3] >> 32) / 2;
         break;
       }
@@ -176,16 +189,23 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, in
   }
 }
 
-// Starts the copies of a block's tasks from `from` on, but for the last stage, or those of that task
-// alone where nothing is copied ahead. Leaves the tile at task `at`, or at that one.
-__device__ __forceinline__ void start_copies(Tile& t, const Spots& s, int at, Progress from) {
-  int stages = t.stages(), tasks = t.tasks();
-  for (int n = 0; n == 0 || n < stages - 1; ++n) {
-    int ahead = stages ? from.task + n * t.blocks() : tasks, stage = from.stage + n;
-    take_task(t, stages > 1 ? at : from.task, ahead);
-    if (ahead < tasks) copy_ahead(t, s, stage_at(t, stage < stages ? stage : stage - stages));
+// Leaves the tile at a block's first task, and starts the copies of that one and of those behind it, but
+// for the last stage.
+__device__ __forceinline__ void start_copies(Tile& t, const Spots& s, Progress from) {
+  int stages = t.stages(), last = t.tasks() - 1;
+  bool steady = t.steady() >= 0, moved = false;
+  take_task(t, from.task, stages ? from.task : last + 1);
+  for (int n = 0; stages && (n == 0 || n < stages - 1); ++n) {
+    int ahead = from.task + n * t.blocks(), stage = from.stage + n;
+    bool other = n && (!steady || ahead == last);
+    if (ahead <= last) {
+      if (other) take_task(t, from.task, ahead);
+      moved |= other;
+      copy_ahead(t, s, stage_at(t, stage < stages ? stage : stage - stages), other ? 0 : n);
+    }
     commit_copies();
   }
+  if (moved && steady) take_task(t, from.task, from.task);
 }
 
 // The general case from task `now` on, which is the first one, or where `run_even` has left off. A
@@ -195,14 +215,11 @@ VTC_OUT_OF_LINE __device__ Progress run_any(int count, Progress now) {
   Spots s;
   start(t, s, shared_memory(), count);
   Word code = t.words[t.head + 3];
-  int pc = static_cast<int>(code & 0xffffffff) / 2, at = 0;
-  if (now.steps) {
-    // From the instruction before the body on, which ends a task.
-    pc = static_cast<int>(code >> 32) / 2 - 1;
-    at = now.task;
-  }
-  // What the prologue computes is the same at the coordinates of all tasks.
-  start_copies(t, s, at, now);
+  // What the prologue computes is the same at the coordinates of all tasks. Once it is done, from the
+  // instruction before the body on, which ends a task.
+  int pc = static_cast<int>(code & 0xffffffff) / 2;
+  if (now.steps) pc = static_cast<int>(code >> 32) / 2 - 1;
+  start_copies(t, s, now);
   s.set_live(t);
   return run(t, s, now, pc);
 }

@@ -47,9 +47,12 @@
 // s / slots. Element e of slot q is at column q * kRun + e, or where the distance is not 1 at
 // q + e * distance.
 //
-// An access: [buffer 16 | type 8 | terms 8 | masks 8 | kind 8 | vector 8] [offset] [stride of rows]
+// An access: [buffer 16 | type 8 | terms 8 | masks 8 | kind 8 | moves 8] [offset] [stride of rows]
 // [stride of columns] [a stride a dimension] [3 words a term: location 16, type 8, checked 8;
 // stride; size] [3 words a mask: dimension; low; high].
+//
+// moves: 1: 16 bytes may be moved at once where the buffer's address is a multiple of 16; 2: a group
+// lies side by side, wherever it begins.
 //
 // An instruction is two words at an even word: [op 8 | type 4 | type2 4 | dst 16 | a 16 | b 16] and
 // an argument. Of D_SLOW, `op` of the first argument word is the operator of isa.h, and the argument
@@ -84,14 +87,17 @@ enum DeviceOp : int {
   D_STORE,
   D_KEEP_A,  // dst = A
   D_KEEP_B,
-  D_REDUCE,  // dst (narrow) = fold of A over columns (type2 2) or the tile (3); argument: fold
+  D_REDUCE,  // dst (narrow) = fold of A over columns (type2 2) or the tile (3), times a number;
+             // argument: fold (32 bits), f32
   D_ACCUM,   // dst (narrow) = fold of dst and A
   // Change A. Of loads: b: keep what is masked off; argument of D_STAGED: its byte in a stage.
   D_LOAD_A,
   D_STAGED_A,
   D_FETCH_A,  // A = a in shared memory, or a scalar
   D_B_TO_A,
-  D_SELECT,  // A = A ? B : a
+  D_SELECT,    // A = A ? B : a
+  D_CHOOSE_A,  // A = a ? A : B
+  D_CHOOSE_B,  // A = a ? B : A
   D_FMA,     // A = A * B + a
   // A = op(A).
   D_NEG,
@@ -131,10 +137,11 @@ enum DeviceOp : int {
   D_GE,
   D_AND,
   D_OR,
+  D_RSQRT_SUM,  // 1 / sqrt(A + B)
   // A = op(A, a), where a is a scalar: narrow, or the argument.
   D_SCALAR,
   // Change B.
-  D_LOAD_B = D_SCALAR + (D_OR - D_ADD) + 1,
+  D_LOAD_B = D_SCALAR + (D_RSQRT_SUM - D_ADD) + 1,
   D_STAGED_B,
   D_FETCH_B,
   D_A_TO_B,
@@ -146,8 +153,6 @@ enum DeviceOp : int {
 };
 constexpr int kFoldSquares = 15;  // of D_REDUCE: the sum of squares
 constexpr int kScalarForm = D_SCALAR - D_ADD;
-constexpr int kFirstOfA = D_LOAD_A;  // of those that change A, or also B
-constexpr int kFirstOfB = D_LOAD_B;  // of those that change B
 
 // Locations.
 constexpr int kImmediate = 8;
@@ -163,6 +168,7 @@ constexpr int kHeadFixed = 7;
 constexpr int kAccessFixed = 4;
 constexpr int kMostAccesses = 64;
 constexpr int kWritesBit = 4;  // of a kind
+constexpr int kMovesVectors = 1, kMovesRuns = 2;
 
 // Words in front of a block, without conditions; shifts of the second one.
 constexpr int kPrefixWords = 2;

@@ -104,6 +104,21 @@ __device__ __forceinline__ Vector load_vector(const void* p) {
   return v;
 }
 
+// The same of what other threads read too.
+__device__ __forceinline__ Vector load_cached_vector(const void* p) {
+  Vector v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+// Bits from `shift` (at most 31) on of two words.
+__device__ __forceinline__ uint32_t shifted(uint32_t low, uint32_t high, uint32_t shift) {
+  return __funnelshift_r(low, high, shift);
+}
+
 __device__ __forceinline__ void store_vector(void* p, Vector v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)

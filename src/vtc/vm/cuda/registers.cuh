@@ -45,7 +45,8 @@ __device__ __forceinline__ float truth(bool b) { return __uint_as_float(b ? 1u :
   X(D_GT, truth(x > y))                                                    \
   X(D_GE, truth(x >= y))                                                   \
   X(D_AND, __uint_as_float(__float_as_uint(x) & __float_as_uint(y)))       \
-  X(D_OR, __uint_as_float(__float_as_uint(x) | __float_as_uint(y)))
+  X(D_OR, __uint_as_float(__float_as_uint(x) | __float_as_uint(y)))        \
+  X(D_RSQRT_SUM, rsqrtf(x + y))
 
 // A scalar: an element a group.
 struct Scalar {

@@ -23,6 +23,8 @@ Word identity_bits(int fold, int type) {
   }
 }
 
+constexpr uint32_t kOne = 0x3f800000;  // 1.0f
+
 bool is_logic(int op) { return op == OP_AND || op == OP_OR || op == OP_NOT; }
 
 int folded_axes(const DeviceInstruction& r) {
@@ -100,6 +102,7 @@ void DeviceEmitter::emit() {
       out_.prologue_bytes = out_.shared_bytes;
     }
     instruction(at);
+    free_homes(at);
   }
 }
 
@@ -170,7 +173,7 @@ void DeviceEmitter::choose_distance() {
     if (!r.access || !fast_access(r)) continue;
     AccessView a{r.access};
     if (a.stride(kernel_.column()) != 1) continue;
-    (aligned(r) ? with : without) += kItemsize[program_.type(a.buffer())];
+    (aligned(r) || side_by_side(r) ? with : without) += kItemsize[program_.type(a.buffer())];
   }
   distance = without > with ? read_.slots : 1;
 }
@@ -285,7 +288,8 @@ void DeviceEmitter::reduce(int at) {
     to_a(at, r.a, r.type);
     if (r.op == FUSED_SQUARES) fold = kFoldSquares;
     define(r.dst);
-    return pair(D_REDUCE, r.type, mode, home(r.dst), 0, 0, static_cast<Word>(fold));
+    return pair(D_REDUCE, r.type, mode, home(r.dst), 0, 0,
+                static_cast<Word>(fold) | static_cast<Word>(kOne) << 32);
   }
   Word word = fold_word(fold, mode, kind_a_of(r.head()));
   ensure_home(r.a);
@@ -400,9 +404,32 @@ bool DeviceEmitter::narrow_scalar(int at) {
   if (!fits || (number(r.a) && (r.b < 0 || number(r.b)))) return false;
   Operand a = operand(r.a, T_F32), b = r.b < 0 ? Operand() : operand(r.b, T_F32);
   op = without_division(op, b);
+  if (joins_previous(at, op, b)) return true;
   define(r.dst);
   pair(D_NARROW, op & 15, op >> 4, home(r.dst), a.location, b.location,
        a.location == kImmediate ? a.number : b.number);
+  return true;
+}
+
+// A fold times a number, and 1 / sqrt(x + number), are one instruction, if nothing else reads what lies
+// between.
+bool DeviceEmitter::joins_previous(int at, int op, const Operand& b) {
+  const DeviceInstruction& r = read_.code[at];
+  size_t size = out_.code.size();
+  if (at == read_.body || size < 2 || (r.live.has(r.a) && r.a != r.dst) || number(r.a)) return false;
+  Word& head = out_.code[size - 2];
+  Word& argument = out_.code[size - 1];
+  int before = static_cast<int>(head & 0xff);
+  if (static_cast<int>(head >> 16 & 0xffff) != home(r.a)) return false;
+  bool scales = op == D_MUL && b.location == kImmediate && before == D_REDUCE &&
+                argument >> 32 == kOne;
+  bool root = op == D_RSQRT && before == D_NARROW && (head >> 8 & 0xff) == D_ADD &&
+              head >> 48 == kImmediate;
+  if (!scales && !root) return false;
+  if (scales) argument = (argument & 0xffffffff) | b.number << 32;
+  if (root) head = (head & ~Word{0xff00}) | static_cast<Word>(D_RSQRT_SUM) << 8;
+  define(r.dst);
+  head = (head & ~(Word{0xffff} << 16)) | static_cast<Word>(home(r.dst)) << 16;
   return true;
 }
 
@@ -447,6 +474,9 @@ void DeviceEmitter::binary(int at, int op) {
 // A = op(A, B, a third value, which is in shared memory or a scalar).
 void DeviceEmitter::ternary(int at, int op) {
   const DeviceInstruction& r = read_.code[at];
+  if (r.op == OP_SELECT && a_.reg >= 0 && a_.reg != r.a && (a_.reg == r.b || a_.reg == r.c) &&
+      r.b != r.c && !scalar_value(r.b) && !scalar_value(r.c) && !number(r.a))
+    return choose(at);
   int type_a = r.op == OP_SELECT ? T_BOOL : r.type;
   if (!scalar_value(r.c)) ensure_home(r.c);
   if (a_.reg == r.b && r.a != r.b) to_b(at, r.b, r.type);
@@ -455,6 +485,17 @@ void DeviceEmitter::ternary(int at, int op) {
   lose_a(at);
   Operand c = operand(r.c, r.type);
   pair(op, 0, 0, 0, c.location, 0, c.number);
+  result_in_a(r.dst);
+}
+
+// SELECT of A, which is one of the two, and B, by a condition that is in shared memory.
+void DeviceEmitter::choose(int at) {
+  const DeviceInstruction& r = read_.code[at];
+  bool first = a_.reg == r.b;
+  ensure_home(r.a);
+  to_b(at, first ? r.c : r.b, r.type);
+  lose_a(at);
+  pair(first ? D_CHOOSE_A : D_CHOOSE_B, 0, 0, 0, home(r.a), 0);
   result_in_a(r.dst);
 }
 

@@ -75,7 +75,9 @@ class DeviceEmitter {
   void unary(int at, int op);
   void binary(int at, int op);
   void ternary(int at, int op);
+  void choose(int at);
   bool narrow_scalar(int at);
+  bool joins_previous(int at, int op, const Operand& b);
   bool fast_scalar(const DeviceInstruction& r) const;
   bool fast_access(const DeviceInstruction& r) const;
   static int without_division(int op, Operand& by);
@@ -87,6 +89,7 @@ class DeviceEmitter {
   bool scalar_value(int reg) const { return known_[reg] || read_.registers[reg].narrow; }
   int home(int reg);
   int fresh(int size, bool narrow);
+  void free_homes(int at);
   Operand operand(int reg, int type);
   bool wanted(int at, int reg, bool by_now) const;
   void save(int at, Held& held, bool by_now);
@@ -112,6 +115,7 @@ class DeviceEmitter {
   }
   int access(const DeviceInstruction& r);
   bool aligned(const DeviceInstruction& r) const;
+  bool side_by_side(const DeviceInstruction& r) const;
   int buffer(int of_program);
 
   const ProgramView& program_;
@@ -122,6 +126,7 @@ class DeviceEmitter {
   int at_ = 0;  // the instruction at hand
   Held a_, b_;
   std::array<int, kRegisters> homes_{};   // locations; 0: none yet
+  std::array<std::vector<int>, 4> free_;  // locations that the body has left, by `kind_of_home`
   std::array<uint8_t, kRegisters> known_{}, stored_{}, types_{}, modes_{};
   std::array<Word, kRegisters> numbers_{};
   std::array<size_t, kMaxDims> loops_{};

@@ -29,8 +29,8 @@ int64_t task_count(const KernelView& kernel) {
   return n;
 }
 
-// The only dimension with more than one task, if accesses have no masks and the kernel no loops;
-// else -1.
+// The only dimension with more than one task, or any where there is one task, if accesses have no masks
+// and the kernel no loops; else -1.
 int steady_dimension(const KernelView& kernel, const DeviceCode& read) {
   int found = -1;
   for (int d = 0; d < kernel.dims(); ++d) {
@@ -38,6 +38,7 @@ int steady_dimension(const KernelView& kernel, const DeviceCode& read) {
     if (found >= 0) return -1;
     found = d;
   }
+  if (found < 0 && kernel.dims()) found = 0;
   if (read.looped) return -1;
   for (const DeviceInstruction& r : read.code)
     if (r.access && AccessView{r.access}.masks()) return -1;

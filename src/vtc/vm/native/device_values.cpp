@@ -5,7 +5,19 @@
 
 namespace vtc {
 
+namespace {
+
+int kind_of_home(int size, bool narrow) { return (size == 8 ? 2 : 0) | (narrow ? 1 : 0); }
+
+}  // namespace
+
 int DeviceEmitter::fresh(int size, bool narrow) {
+  std::vector<int>& left = free_[kind_of_home(size, narrow)];
+  if (!left.empty()) {
+    int location = left.back();
+    left.pop_back();
+    return location;
+  }
   int at = out_.shared_bytes;
   out_.shared_bytes += narrow ? narrow_bytes(size) : wide_bytes(held, size);
   if (out_.shared_bytes > kMostSharedBytes)
@@ -18,6 +30,23 @@ int DeviceEmitter::home(int reg) {
   int& own = homes_[reg];
   if (!own) own = fresh(read_.registers[reg].size, read_.registers[reg].narrow);
   return own;
+}
+
+// What nothing behind instruction `at` of the body reads leaves its home to others.
+void DeviceEmitter::free_homes(int at) {
+  if (at < read_.body || read_.places) return;
+  const DeviceInstruction& r = read_.code[at];
+  auto leave = [&](int reg) {
+    if (reg < 0 || !homes_[reg] || r.live.has(reg)) return;
+    if ((homes_[reg] & 0x3fff) * 16 < out_.prologue_bytes) return;
+    const DeviceRegister& own = read_.registers[reg];
+    free_[kind_of_home(own.size, own.narrow)].push_back(homes_[reg]);
+    homes_[reg] = stored_[reg] = 0;
+    for (Held* held : {&a_, &b_})
+      if (held->reg == reg) *held = {};
+  };
+  r.each_read(leave);
+  leave(r.dst);
 }
 
 // A value in shared memory, or a number as the device takes it behind an instruction on A.
