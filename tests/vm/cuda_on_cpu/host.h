@@ -168,6 +168,7 @@ inline float rsqrtf(float x) { return rsqrt(x); }
 inline unsigned char* shared_memory() { return Block::running()->shared; }
 inline float undefined_float() { return bits<float>(0x7fc0dead); }
 inline float copied(float x) { return x; }
+inline int own_thread() { return Block::running()->current; }
 inline float smaller_or_nan(float x, float y) { return x != x || x < y ? x : y; }
 inline float larger_or_nan(float x, float y) { return x != x || x > y ? x : y; }
 inline float approximate_exp2(float x) { return std::exp2(x); }

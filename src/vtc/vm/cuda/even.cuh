@@ -151,15 +151,16 @@ struct Even {
     });
   }
 
-  // A scalar, an element a part.
+  // A scalar, an element a part; those of task u.
   __device__ __forceinline__ void scalar(int location, Word number, float (&x)[kParts]) const {
-    if (location == kImmediate) {
 #pragma unroll
-      for (int n = 0; n < kParts; ++n) x[n] = argument(number);
-      return;
-    }
-#pragma unroll
-    for (int u = 0; u < kTiles; ++u) get(location, u, x + u * kGroups);
+    for (int u = 0; u < kTiles; ++u) scalar_of(location, number, u, x + u * kGroups);
+  }
+  __device__ __forceinline__ void scalar_of(int location, Word number, int u, float* x) const {
+    if (location == kImmediate)
+      x[0] = x[1] = argument(number);
+    else
+      get(location, u, x);
   }
   __device__ __forceinline__ void get(int location, int u, float* x) const {
     static_assert(kGroups == 2);
@@ -172,28 +173,31 @@ struct Even {
 
   // dst = op(a, b): narrow f32.
   __device__ __forceinline__ void narrow_scalar(Instruction own, Word number) const {
-    float x[kParts], y[kParts];
-    scalar(own.a(), number, x);
-    if (own.b() != kNowhere) scalar(own.b(), number, y);
-    switch (own.type() | own.type2() << 4) {
-#define VTC_CASE(OP, RESULT)                                        \
-  case OP: each_part(x, y, [](float x, float) { return RESULT; }); break;
-      VTC_UNARY(VTC_CASE)
+    int op = own.type() | own.type2() << 4;
+#pragma unroll 1
+    for (int u = 0; u < kTiles; ++u) {
+      float x[kGroups], y[kGroups];
+      scalar_of(own.a(), number, u, x);
+      if (own.b() != kNowhere) scalar_of(own.b(), number, u, y);
+      switch (op) {
+#define VTC_CASE(OP, RESULT)                                              \
+  case OP: each_group(x, y, [](float x, float) { return RESULT; }); break;
+        VTC_UNARY(VTC_CASE)
 #undef VTC_CASE
-#define VTC_CASE(OP, RESULT)                                          \
-  case OP: each_part(x, y, [](float x, float y) { return RESULT; }); break;
-      VTC_BINARY(VTC_CASE)
+#define VTC_CASE(OP, RESULT)                                                \
+  case OP: each_group(x, y, [](float x, float y) { return RESULT; }); break;
+        VTC_BINARY(VTC_CASE)
 #undef VTC_CASE
-      default: break;
+        default: __builtin_unreachable();
+      }
+      put(own.dst(), u, x);
     }
-#pragma unroll
-    for (int u = 0; u < kTiles; ++u) put(own.dst(), u, x + u * kGroups);
   }
   template <class F>
-  static __device__ __forceinline__ void each_part(float (&x)[kParts], const float (&y)[kParts],
-                                                   F f) {
+  static __device__ __forceinline__ void each_group(float (&x)[kGroups], const float (&y)[kGroups],
+                                                    F f) {
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) x[n] = f(x[n], y[n]);
+    for (int g = 0; g < kGroups; ++g) x[g] = f(x[g], y[g]);
   }
 
   // dst (narrow) = the fold of A over columns (mode 2) or the tile (mode 3), each task's own, times
@@ -434,9 +438,9 @@ VTC_OUT_OF_LINE __device__ Progress run_even(int count, Progress now) {
 #undef VTC_CASE
       case D_DONE:
         t.steps += kTiles;
-        now.task += kTiles * s.grid;
         stage = stage + kTiles < s.stages ? stage + kTiles : 0;
         if (t.steps + kTiles > s.even) {
+          now.task += (t.steps - now.steps) * s.grid;
           now.stage = stage;
           now.steps = t.steps;
           __syncthreads();

@@ -49,6 +49,19 @@ __device__ __forceinline__ unsigned char* shared_memory() {
   return shared;
 }
 
+// This thread's number, through the warp: the assembler would read the special register again, slowly,
+// at every use. All threads of a warp come here.
+__device__ __forceinline__ int own_thread() {
+  int n;
+  asm volatile(
+      "{.reg .u32 own, lane;\n"
+      "mov.u32 own, %%tid.x;\n"
+      "mov.u32 lane, %%laneid;\n"
+      "shfl.sync.idx.b32 %0, own, lane, 31, 0xffffffff; }"
+      : "=r"(n));
+  return n;
+}
+
 // No value in particular, and in a register of its own.
 __device__ __forceinline__ float undefined_float() {
   float y;

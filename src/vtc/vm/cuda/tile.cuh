@@ -131,7 +131,7 @@ __device__ __forceinline__ void start(Tile& t, unsigned char* shared, int count)
   const Word* words = reinterpret_cast<const Word*>(shared);
   t.words = Words{words};
   t.shared = shared + block_bytes(count);
-  t.thread = threadIdx.x;
+  t.thread = own_thread();
   t.head = static_cast<int>(words[2] >> 16 & 0xffff);
   int rows = static_cast<int>(words[t.head + 1] >> 32 & 0xffff);
   t.groups = (rows * t.slots() + kThreads - 1) / kThreads;
