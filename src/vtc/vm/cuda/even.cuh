@@ -219,8 +219,6 @@ struct Even {
         for (int e = 0; e < half; ++e) x[e] = f(x[e], x[e + half]);
       part[n] = x[0];
     }
-    turn ^= 1;
-    float* kept = reinterpret_cast<float*>(t.shared + t.scratch()) + turn * kSlots;
     int slots = t.slots();
     if (own.type2() == 3 || slots >= kGroups * kThreads) {
       float total[kTiles];
@@ -231,6 +229,7 @@ struct Even {
         for (int g = 1; g < kGroups; ++g) total[u] = f(total[u], part[u * kGroups + g]);
       }
       fold_all<kTiles>(total, 32, f);
+      float* kept = next_scratch();
       if (t.thread % 32 == 0)
 #pragma unroll
         for (int u = 0; u < kTiles; ++u) kept[u * kWarps + t.thread / 32] = total[u];
@@ -246,6 +245,7 @@ struct Even {
     }
     fold_all<kParts>(part, slots < 32 ? slots : 32, f);
     if (slots > 32) {
+      float* kept = next_scratch();
       if (t.thread % 32 == 0)
 #pragma unroll
         for (int n = 0; n < kParts; ++n) kept[n * kWarps + t.thread / 32] = part[n];
@@ -264,6 +264,12 @@ struct Even {
     for (int n = 0; n < kParts; ++n) part[n] *= scale;
 #pragma unroll
     for (int u = 0; u < kTiles; ++u) put(own.dst(), u, part + u * kGroups);
+  }
+
+  // Two buffers in turn, so that one barrier a fold is enough.
+  __device__ __forceinline__ float* next_scratch() {
+    turn ^= 1;
+    return reinterpret_cast<float*>(t.shared + t.scratch()) + turn * kSlots;
   }
 
   template <int kCount, class F>

@@ -17,14 +17,15 @@ class Matcher {
   explicit Matcher(DeviceCode& read) : read_(read), code_(read.code), body_(read.body) {}
 
   // Replaces what computes the result of instruction `at`, if it is one of `FusedOp`.
-  void fuse(int at) {
+  bool fuse(int at) {
     DeviceInstruction& r = code_[at];
     int x = -1, op = -1;
     if (r.op == OP_MUL && r.type == T_F32 && read_.wide32(r.dst)) op = activation(at, x);
     if (r.op == OP_REDUCE && read_.folds_columns(r)) op = squares(at, x);
-    if (op < 0 || !unchanged(x, at) || !only_here(at)) return;
+    if (op < 0 || !unchanged(x, at) || !only_here(at)) return false;
     for (int n : used_) code_[n].op = FUSED_NOTHING, code_[n].dst = code_[n].a = code_[n].b = -1;
     r.op = op, r.a = x, r.b = -1;
+    return true;
   }
 
  private:
@@ -157,14 +158,17 @@ class Matcher {
 
 }  // namespace
 
-void DeviceCode::fuse() {
+bool DeviceCode::fuse() {
   Matcher matcher(*this);
-  for (int at = body; at < static_cast<int>(code.size()); ++at) matcher.fuse(at);
+  bool found = false;
+  for (int at = body; at < static_cast<int>(code.size()); ++at) found |= matcher.fuse(at);
+  return found;
 }
 
 // Stores come right behind what they store, as far as only instructions on registers lie between, or
 // stores to other buffers: no register has to hold it for long.
-void DeviceCode::store_early() {
+bool DeviceCode::store_early() {
+  bool moved = false;
   for (int at = body; at < static_cast<int>(code.size()); ++at) {
     if (code[at].op != OP_STORE) continue;
     int to = at;
@@ -180,9 +184,11 @@ void DeviceCode::store_early() {
       if (moves_term) break;
     }
     // Only where it ends behind the instruction that computes it.
-    if (to == body || code[to - 1].dst != code[at].a) continue;
+    if (to == body || to == at || code[to - 1].dst != code[at].a) continue;
     std::rotate(code.begin() + to, code.begin() + at, code.begin() + at + 1);
+    moved = true;
   }
+  return moved;
 }
 
 }  // namespace vtc

@@ -57,9 +57,8 @@ void DeviceCode::read(const KernelView& kernel) {
   read_code(kernel.body(), true);
   classify(kernel);
   find_live();
-  fuse();
-  store_early();
-  find_live();
+  bool fused = fuse(), moved = store_early();
+  if (fused || moved) find_live();
 }
 
 bool DeviceCode::folds_columns(const DeviceInstruction& r) const {

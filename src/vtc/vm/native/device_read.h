@@ -92,9 +92,9 @@ struct DeviceCode {
   void read_code(const Word* w, bool in_body);
   void classify(const KernelView& kernel);
   void find_live();
-  // device_fuse.cpp
-  void fuse();
-  void store_early();
+  // device_fuse.cpp: do they change anything?
+  bool fuse();
+  bool store_early();
 };
 
 inline bool narrow_kind(int kind) { return !(kind & kColumnBit); }
