@@ -249,6 +249,48 @@ def test_rows_of_any_length_anywhere_are_right(name, columns, dtype):
         assert got.dtype == dtype
 
 
+def tanh_gate(x):
+    inner = 0.7978845608 * (x + 0.044715 * (x * x * x))
+    curve = torch.tanh(inner)
+    return x * (0.5 * (1 + curve)), curve
+
+
+FUSED = {
+    "silu": torch.nn.functional.silu,
+    "silu and its gate": lambda x: (x * torch.sigmoid(x), torch.sigmoid(x)),
+    "gate of another": lambda x: (x + 1) * torch.sigmoid(x),
+    "gelu": torch.nn.functional.gelu,
+    "gelu by tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu by tanh and its curve": tanh_gate,
+    "squares": lambda x: (x * x).sum(-1),
+    "squares that are wanted": lambda x: ((x * x).sum(-1), x * x),
+    "a mean of squares": lambda x: torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * x,
+    "a mean that is wanted": lambda x: ((x * x).mean(-1), (x * x).sum(-1)),
+    "quotients by powers of two": lambda x: (x / 8, x / -0.5, x.sum(-1) / 1024, x / 3),
+    "choices": lambda x: (torch.where(x > 0, x + 1, x * 2), torch.where(x < 0, 1.0, x - 1)),
+    "a choice both ways": lambda x: torch.where(x > 0, torch.exp(-x), torch.where(x < -1, x, -x)),
+}
+
+
+@pytest.mark.parametrize("rows", [7, 300])
+@pytest.mark.parametrize("name", FUSED)
+def test_operators_that_are_one_on_the_device_mean_the_same(name, rows):
+    run = FUSED[name]
+    x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(rows))
+    found, expected = on_the_twin(run, x)[0], run(x.double())
+    for got, want in zip(tuples(found), tuples(expected), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in FUSED if "gelu" in n or "silu" in n])
+def test_activations_of_numbers_that_are_none_or_without_end(name):
+    end = torch.inf
+    x = torch.tensor([torch.nan, end, -end, 0.0, 1e30, -1e30, 1e-40, 30.0, -30.0]).repeat(60)
+    found, expected = on_the_twin(FUSED[name], x)[0], FUSED[name](x.double())
+    for got, want in zip(tuples(found), tuples(expected), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=2e-5, atol=2e-6, equal_nan=True)
+
+
 def tuples(result):
     return result if isinstance(result, tuple) else (result,)
 
