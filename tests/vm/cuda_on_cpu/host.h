@@ -151,6 +151,10 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct alignas(8) float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace vtc {
 
@@ -163,6 +167,10 @@ inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return rsqrt(x); }
 inline unsigned char* shared_memory() { return Block::running()->shared; }
 inline float undefined_float() { return bits<float>(0x7fc0dead); }
+inline float copied(float x) { return x; }
+inline int own_thread() { return Block::running()->current; }
+inline float smaller_or_nan(float x, float y) { return x != x || x < y ? x : y; }
+inline float larger_or_nan(float x, float y) { return x != x || x > y ? x : y; }
 inline float approximate_exp2(float x) { return std::exp2(x); }
 inline float approximate_reciprocal(float x) { return 1.0f / x; }
 inline float approximate_rsqrt(float x) { return rsqrt(x); }
@@ -196,6 +204,10 @@ inline void expect_aligned(const void* p) {
 inline Vector load_vector(const void* p) {
   expect_aligned(p);
   return *static_cast<const Vector*>(p);
+}
+inline Vector load_cached_vector(const void* p) { return load_vector(p); }
+inline uint32_t shifted(uint32_t low, uint32_t high, uint32_t shift) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> shift);
 }
 inline void store_vector(void* p, Vector v) {
   expect_aligned(p);

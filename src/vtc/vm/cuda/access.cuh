@@ -18,7 +18,8 @@ struct Access {
   __device__ __forceinline__ int terms() const { return field(24); }
   __device__ __forceinline__ int masks() const { return field(32); }
   __device__ __forceinline__ int kind() const { return field(40); }
-  __device__ __forceinline__ bool vector() const { return field(48); }
+  __device__ __forceinline__ bool vector() const { return field(48) & kMovesVectors; }
+  __device__ __forceinline__ bool runs() const { return field(48) & kMovesRuns; }
   __device__ __forceinline__ int term(int n) const { return at + kAccessFixed + dims + 3 * n; }
   __device__ __forceinline__ int mask(int n) const { return term(terms()) + 3 * n; }
   __device__ __forceinline__ char* pointer() const {
@@ -46,6 +47,7 @@ enum CursorFlag : uint32_t {
   kVectors = 1,  // 16 bytes may be moved at once
   kWhole = 2,    // and all slots of the tile are there, at distances of 32 bits
   kTerms = 4,    // runtime indices are still to be added
+  kRuns = 8,     // groups lie side by side, wherever they begin
 };
 
 // What a whole tile is moved by: 16 bytes, read at once.
@@ -87,16 +89,17 @@ __device__ __forceinline__ Cursor& cursor_of_first(const Tile& t, int n) {
   return reinterpret_cast<Cursor*>(t.own + kCoordinateBytes)[n];
 }
 
-// The place of an access, of a tile that is whole; else its flags alone count.
-__device__ __forceinline__ Place place_at(const Tile& t, int n) {
+// The place of an access, of a tile that is whole; else its flags alone count. steps: tasks of this block
+// from the one that the cursor is of.
+__device__ __forceinline__ Place place_at(const Tile& t, int n, int steps) {
   Place p = cursor_of_first(t, n).place;
-  p.address += static_cast<int64_t>(t.steps) * p.step;
+  p.address += static_cast<int64_t>(steps) * p.step;
   return p;
 }
 
-__device__ __forceinline__ Cursor cursor_at(const Tile& t, int n) {
+__device__ __forceinline__ Cursor cursor_at(const Tile& t, int n, int steps) {
   Cursor c = cursor_of_first(t, n);
-  int64_t moved = t.steps * c.step;
+  int64_t moved = steps * c.step;
   c.base += moved;
   c.place.address += moved * static_cast<int>(c.size);
   return c;
@@ -142,7 +145,8 @@ __device__ __forceinline__ Cursor point(const Tile& t, const Access& a, const in
   int64_t step = 0, row = a.words.number(a.at + 2);
   if (steady >= 0) step = t.blocks() * t.span(steady) * a.words.number(a.at + kAccessFixed + steady);
   whole = whole && vectors && !a.terms() && a.type() != T_I16 && near(row * size) && near_step(step);
-  int flags = (vectors ? kVectors : 0) | (whole ? kWhole : 0) | (a.terms() ? kTerms : 0);
+  int flags = (vectors ? kVectors : 0) | (whole ? kWhole : 0) | (a.terms() ? kTerms : 0) |
+              (a.runs() ? kRuns : 0);
   int pitch = whole ? static_cast<int>(row) * size : 0;
   Place place{a.pointer() + base * size, whole ? static_cast<int>(step) * size : 0,
               pitch * 256 | flags};
@@ -170,7 +174,7 @@ __device__ __forceinline__ void point_one(const Tile& t, int n, const Access& a,
 }
 
 // All cursors of the tile at the coordinates of set 0.
-__device__ __forceinline__ void point_all(const Tile& t) {
+VTC_OUT_OF_LINE __device__ void point_all(const Tile t) {
   int lane = t.thread % 32;
   __syncwarp();
 #pragma unroll 1
@@ -178,16 +182,19 @@ __device__ __forceinline__ void point_all(const Tile& t) {
   __syncwarp();
 }
 
-// The tile of a task, and the cursors of the copies for task `ahead`, if there is one.
-__device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
+// Coordinates of a task, and of `ahead` if there is one, with the cursors there. The extents of the tile.
+struct Extents {
+  int r, c;
+};
+VTC_OUT_OF_LINE __device__ Extents point_task(Tile t, int task, int ahead) {
   int lane = t.thread % 32;
   bool copies = ahead < t.tasks() && t.copies();
-  t.steps = 0;
   __syncwarp();
   if (lane < 2) t.locate(lane ? ahead : task, t.coordinate(lane));
   __syncwarp();
   const int64_t* at = t.coordinate(0);
   int down = t.row(), across = t.column();
+  t.steps = 0;
   t.r = t.c = 1;
   if (down != kNoDim) t.set_extent(down, t.extent(down, at[down]));
   if (across != kNoDim) t.set_extent(across, t.extent(across, at[across]));
@@ -199,6 +206,15 @@ __device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
     point_one(t, n, access_of(t, which), n >= own);
   }
   __syncwarp();
+  return {t.r, t.c};
+}
+
+// The tile of a task, and the cursors of the copies for task `ahead`, if there is one.
+__device__ __forceinline__ void take_task(Tile& t, int task, int ahead) {
+  t.steps = 0;
+  Extents own = point_task(t, task, ahead);
+  t.r = own.r;
+  t.c = own.c;
 }
 
 __device__ __forceinline__ void fail(const Tile& t, const Access& a, int term) {

@@ -1,7 +1,7 @@
 // Folds of A over the columns of a row, or over the tile. A stays as it is.
 #pragma once
 
-#include "memory.cuh"
+#include "registers.cuh"
 
 namespace vtc {
 
@@ -114,15 +114,21 @@ __device__ __forceinline__ void fold_threads(const Tile& t, const Spots& s, Scra
   }
 }
 
-// dst (narrow) = the fold of A over columns (mode 2) or the tile (mode 3).
+// dst (narrow) = the fold of A, or of its squares, over columns (mode 2) or the tile (mode 3), times the
+// number in the argument's high half.
 __device__ __forceinline__ void reduce(const Tile& t, const Spots& s, Scratch& scratch,
-                                       Instruction own, int fold, const Values& a) {
-  with_fold(fold, [&](auto f) {
+                                       Instruction own, Word argument, const Values& a) {
+  int fold = static_cast<int>(argument & 0xff);
+  float scale = __uint_as_float(static_cast<uint32_t>(argument >> 32));
+  bool squares = fold == kFoldSquares;
+  with_fold(squares ? FOLD_SUM : fold, [&](auto f) {
     float part[kGroups];
-    fold_elements(s, a, f, part);
+    Values x = a;
+    if (squares) each(x, [](float y) { return y * y; });
+    fold_elements(s, x, f, part);
     fold_threads(t, s, scratch, part, own.type2() == 3, f);
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) *narrow_at<float>(t, own.dst(), g) = part[g];
+    for (int g = 0; g < kGroups; ++g) *narrow_at<float>(t, own.dst(), g) = part[g] * scale;
   });
 }
 

@@ -4,8 +4,7 @@
 // their way into shared memory, where each thread finds what it has itself asked for.
 #pragma once
 
-#include "folds.cuh"
-#include "registers.cuh"
+#include "even.cuh"
 
 namespace vtc {
 
@@ -29,16 +28,7 @@ __device__ __forceinline__ bool next_pass(Tile& t, int d, int64_t step) {
 }
 
 __device__ __forceinline__ void start(Tile& t, Spots& s, unsigned char* shared, int count) {
-  const Word* words = reinterpret_cast<const Word*>(shared);
-  t.words = Words{words};
-  t.shared = shared + block_bytes(count);
-  t.thread = threadIdx.x;
-  t.head = static_cast<int>(words[2] >> 16 & 0xffff);
-  int rows = static_cast<int>(words[t.head + 1] >> 32 & 0xffff);
-  t.groups = (rows * t.slots() + kThreads - 1) / kThreads;
-  t.r = t.c = -1;
-  t.steps = 0;
-  t.find_own();
+  start(t, shared, count);
   s.distance = t.distance();
   s.live = 0;
 #pragma unroll
@@ -52,13 +42,6 @@ __device__ __forceinline__ int stage_at(const Tile& t, int stage) {
          stage * static_cast<int>(t.words[t.head + 5] >> 32);
 }
 
-// Which task a block is at, and the stage that its copies are in. prepared: the prologue and that task
-// are done; even: `run_even` is to go on from there.
-struct Progress {
-  int task, stage;
-  bool prepared = false, even = false;
-};
-
 // The stage before it in turn: the one that is filled while a task of `stage` runs.
 __device__ __forceinline__ int stage_before(int stage, int stages) {
   return stage ? stage - 1 : stages - 1;
@@ -70,118 +53,68 @@ __device__ __forceinline__ int even_tasks(const Tile& t) {
   return t.size(d) == static_cast<int64_t>(all) * t.span(d) ? all : all - 1;
 }
 
-// Are this task and the one ahead of it, if that is one, among the `even` ones?
-__device__ __forceinline__ bool is_even(int task, int ahead, int even, int tasks) {
-  return task < even && (ahead < even || ahead >= tasks);
+// Tasks of a block from `task` on, whose cursors are there, that `run_even` may run; 0: it may not.
+__device__ __forceinline__ int count_even(const Tile& t, int task) {
+  if (!t.plain() || t.steady() < 0 || t.groups != kGroups) return 0;
+  int even = even_tasks(t);
+  if (task + t.blocks() >= even) return 0;  // one task is not worth it
+  int all = t.accesses() + t.copies();
+  for (int n = 0; n < all; ++n)
+    if (!(cursor_of_first(t, n).flags() & kWhole)) return 0;
+  return (even - task + t.blocks() - 1) / t.blocks();
 }
 
-// May `run_even` run the tasks whose cursors are there?
-__device__ __forceinline__ bool all_whole(const Tile& t, bool copies) {
-  int all = t.accesses() + (copies ? t.copies() : 0);
-  bool whole = t.groups == kGroups;
-  for (int n = 0; n < all; ++n) whole = whole && cursor_of_first(t, n).flags() & kWhole;
-  return whole;
-}
-
-// What stays the same from task to task of `run_even`.
-struct Steady {
-  int even, grid, tasks, stages, body, first_stage, stage_bytes, accesses, copies;
-
-  __device__ __forceinline__ explicit Steady(const Tile& t)
-      : even(even_tasks(t)),
-        grid(t.blocks()),
-        tasks(t.tasks()),
-        stages(t.stages()),
-        body(static_cast<int>(t.words[t.head + 3] >> 32) / 2),
-        first_stage(stage_at(t, 0)),
-        stage_bytes(stage_at(t, 1) - stage_at(t, 0)),
-        accesses(t.accesses()),
-        copies(t.copies()) {}
-
-  __device__ __forceinline__ int stage_at_byte(int stage) const {
-    return first_stage + stage * stage_bytes;
-  }
-  __device__ __forceinline__ int ahead(int task) const {
-    return stages ? task + (stages - 1) * grid : tasks;
-  }
-
-  // Starts the copies of the task ahead, if there is one, and waits for those of the task at hand.
-  __device__ __forceinline__ void turn(const Tile& t, const Spots& s, Progress now) const {
-    if (!stages) return;
-    if (ahead(now.task) < tasks)
-      copy_whole_ahead(t, s, accesses, accesses + copies,
-                       stage_at_byte(stage_before(now.stage, stages)));
-    commit_copies();
-    wait_copies(stages - 1);
-  }
-};
-
-// Runs instructions from `pc` on. kEven: tasks of whole tiles that are alike, up to the last such one,
-// with instructions that leave nothing to be worked out from task to task but addresses; what it
-// returns is the last task done. Else all tasks, or up to where `run_even` may go on.
-template <bool kEven>
+// Runs instructions from `pc` on: all tasks, or up to where `run_even` may go on.
 __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, int pc) {
   int task = progress.task, stage = progress.stage, stages = t.stages();
+  bool prepared = false;
   Values a, b;
   forget(a);
   forget(b);
   Scratch scratch;
-  Steady steady(t);  // of kEven alone; else nothing of it is used
-  int staged = steady.stage_at_byte(stage);
-  if constexpr (kEven) steady.turn(t, s, progress);
-  bool prepared = progress.prepared;
   const Pair* code = reinterpret_cast<const Pair*>(t.words.p);
-  // Of kEven, read while the instruction before it runs; behind the last one it is not used.
-  Pair following;
-  if constexpr (kEven) following = code[pc++];
-  auto fetch_instruction = [&] {
-    if constexpr (!kEven) return code[pc++];
-    Pair own = following;
-    following = code[pc++];
-    return own;
-  };
   for (;;) {
-    // Loops in loops: instructions that leave A, or B, alone have not even to move its registers.
-    Pair now;
-    for (;;) {
-      now = fetch_instruction();
-      while (Instruction{now.head}.op() < kFirstOfA) {
-        Instruction own{now.head};
-        switch (own.op()) {
-          case D_NARROW: narrow_scalar(t, own, now.argument); break;
-          case D_STORE: store<kEven>(t, s, own, a); break;
-          case D_KEEP_A: keep(t, own.dst(), a); break;
-          case D_KEEP_B: keep(t, own.dst(), b); break;
-          case D_REDUCE: reduce(t, s, scratch, own, static_cast<int>(now.argument), a); break;
-          default:
-            if constexpr (!kEven) accumulate(t, s, own, static_cast<int>(now.argument), a);
-            break;
-        }
-        now = fetch_instruction();
-      }
-      Instruction own{now.head};
-      if (own.op() >= kFirstOfB) break;
-      switch (own.op()) {
-        case D_LOAD_A: load<kEven>(t, s, own, a); break;
-        case D_STAGED_A:
-          load_staged<kEven>(t, s, own, kEven ? staged : stage_at(t, stage), now.argument, a);
-          break;
-        case D_FETCH_A: fetch(t, own.a(), now.argument, a); break;
-        case D_B_TO_A: a = b; break;
-        case D_SELECT:
-          each_of_three(t, own.a(), now.argument, a, b, [](float x, float y, float z) {
-            return __float_as_uint(x) ? y : z;
-          });
-          break;
-        case D_FMA:
-          each_of_three(t, own.a(), now.argument, a, b,
-                        [](float x, float y, float z) { return fmaf(x, y, z); });
-          break;
-        case D_BF16: round_bf16(a); break;
-        case D_F16: round_f16(a); break;
+    Pair now = code[pc++];
+    Instruction own{now.head};
+    switch (own.op()) {
+      case D_NARROW: narrow_scalar(t, own, now.argument); break;
+      case D_STORE: store(t, s, own, a); break;
+      case D_KEEP_A: keep(t, own.dst(), a); break;
+      case D_KEEP_B: keep(t, own.dst(), b); break;
+      case D_REDUCE: reduce(t, s, scratch, own, now.argument, a); break;
+      case D_ACCUM: accumulate(t, s, own, static_cast<int>(now.argument), a); break;
+      case D_LOAD_A: load(t, s, own, a); break;
+      case D_LOAD_B: load(t, s, own, b); break;
+      case D_STAGED_A: load_staged(t, s, own, stage_at(t, stage), now.argument, a); break;
+      case D_STAGED_B: load_staged(t, s, own, stage_at(t, stage), now.argument, b); break;
+      case D_FETCH_A: fetch(t, own.a(), now.argument, a); break;
+      case D_FETCH_B: fetch(t, own.a(), now.argument, b); break;
+      case D_B_TO_A: move(a, b); break;
+      case D_A_TO_B: move(b, a); break;
+      case D_SELECT:
+        each_of_three(t, own.a(), now.argument, a, b, [](float x, float y, float z) {
+          return __float_as_uint(x) ? y : z;
+        });
+        break;
+      case D_CHOOSE_A:
+        each_of_three(t, own.a(), now.argument, a, b, [](float x, float y, float z) {
+          return __float_as_uint(z) ? x : y;
+        });
+        break;
+      case D_CHOOSE_B:
+        each_of_three(t, own.a(), now.argument, a, b, [](float x, float y, float z) {
+          return __float_as_uint(z) ? y : x;
+        });
+        break;
+      case D_FMA:
+        each_of_three(t, own.a(), now.argument, a, b,
+                      [](float x, float y, float z) { return fmaf(x, y, z); });
+        break;
+      case D_BF16: round_bf16(a); break;
+      case D_F16: round_f16(a); break;
 #define VTC_CASE(OP, RESULT) \
   case OP: each(a, [](float x) { return RESULT; }); break;
-          VTC_UNARY(VTC_CASE)
+        VTC_UNARY(VTC_CASE)
 #undef VTC_CASE
 #define VTC_CASE(OP, RESULT)                                                  \
   case OP: each(a, b, [](float x, float y) { return RESULT; }); break;        \
@@ -189,35 +122,9 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, in
     each(a, scalar_at(t, own.a(), now.argument),                              \
          [](float x, float y) { return RESULT; });                            \
     break;
-          VTC_BINARY(VTC_CASE)
+        VTC_BINARY(VTC_CASE)
 #undef VTC_CASE
-        default: break;
-      }
-    }
-    Instruction own{now.head};
-    switch (own.op()) {
-      case D_LOAD_B: load<kEven>(t, s, own, b); break;
-      case D_STAGED_B:
-        load_staged<kEven>(t, s, own, kEven ? staged : stage_at(t, stage), now.argument, b);
-        break;
-      case D_FETCH_B: fetch(t, own.a(), now.argument, b); break;
-      case D_A_TO_B: b = a; break;
       case D_DONE: {
-        if constexpr (kEven) {
-          if (!is_even(task + steady.grid, steady.ahead(task + steady.grid), steady.even,
-                       steady.tasks))
-            return {task, stage, true};
-          task += steady.grid;
-          stage = stage + 1 < steady.stages ? stage + 1 : 0;
-          staged = steady.stage_at_byte(stage);
-          ++t.steps;
-          forget(a);
-          forget(b);
-          pc = steady.body;
-          following = code[pc++];
-          steady.turn(t, s, {task, stage});
-          break;
-        }
         int grid = t.blocks(), last = t.tasks() - 1;
         if (prepared) {
           task += grid;
@@ -226,99 +133,113 @@ __device__ __forceinline__ Progress run(Tile& t, Spots& s, Progress progress, in
         }
         forget(a);
         forget(b);
-        int ahead = stages ? task + (stages - 1) * grid : last + 1;
-        if (prepared && t.r >= 0 && t.steady() >= 0 && task < last && ahead != last) {
-          ++t.steps;
+        // Cursors are those of a task before, of copies too, where tasks are along one dimension; the
+        // last one may have less.
+        int ahead = stages ? task + (stages - 1) * grid : last + 1, steps = 0;
+        bool steady = t.steady() >= 0;
+        bool there = prepared ? steady && t.r >= 0 && task < last : steady || stages <= 1;
+        if (!prepared && there)
+          if (int even = count_even(t, task)) return {task, stage, 0, even};
+        if (there && !(stages > 1 && ahead == last)) {
+          t.steps += prepared;
+          steps = t.steps + stages - 1;
         } else {
           int r = t.r, c = t.c;
           take_task(t, task, ahead);
           if (t.r != r || t.c != c) s.set_live(t);
         }
-        if (!prepared && t.plain() && t.steady() >= 0 &&
-            is_even(task, ahead, even_tasks(t), last + 1) && all_whole(t, ahead <= last))
-          return {task, stage, false, true};
-        prepared = true;
         if (stages) {
-          if (ahead <= last) copy_ahead(t, s, stage_at(t, stage_before(stage, stages)));
+          bool started = !prepared && stages == 1;
+          if (ahead <= last && !started)
+            copy_ahead(t, s, stage_at(t, stage_before(stage, stages)), steps);
           commit_copies();
           wait_copies(stages - 1);
         }
+        prepared = true;
         pc = static_cast<int>(t.words[t.head + 3] >> 32) / 2;
         break;
       }
       case D_LOOP: {
-        if constexpr (!kEven) {
-          int more = static_cast<int>(now.argument);
-          if (!enter_loop(t, own.dst(), t.words.number(more)))
-            pc = static_cast<int>(t.words[more + 1]) / 2;
-          forget(a);
-          forget(b);
-          point_all(t);
-          s.set_live(t);
-        }
+        int more = static_cast<int>(now.argument);
+        if (!enter_loop(t, own.dst(), t.words.number(more)))
+          pc = static_cast<int>(t.words[more + 1]) / 2;
+        forget(a);
+        forget(b);
+        point_all(t);
+        s.set_live(t);
         break;
       }
       case D_ENDLOOP: {
-        if constexpr (!kEven) {
-          int more = static_cast<int>(now.argument);
-          if (next_pass(t, own.dst(), t.words.number(more)))
-            pc = static_cast<int>(t.words[more + 2]) / 2;
-          forget(a);
-          forget(b);
-          point_all(t);
-          s.set_live(t);
-        }
+        int more = static_cast<int>(now.argument);
+        if (next_pass(t, own.dst(), t.words.number(more)))
+          pc = static_cast<int>(t.words[more + 2]) / 2;
+        forget(a);
+        forget(b);
+        point_all(t);
+        s.set_live(t);
         break;
       }
       case D_SLOW:
-        if constexpr (!kEven) slow(t, now.head, static_cast<int>(now.argument), task);
+        slow(t, now.head, static_cast<int>(now.argument), task);
         forget(a);
         forget(b);
         break;
-      default: return {task, stage};
+      default: __builtin_unreachable();
     }
   }
 }
 
-// From a task on whose cursors, and those of the copies ahead, are there. A function of its own, so that
-// its registers are: what the general case needs does not burden it.
-VTC_OUT_OF_LINE __device__ Progress run_even(int count, Progress now) {
+// Leaves the tile at a block's first task, and starts the copies of that one and of those behind it, but
+// for the last stage.
+__device__ __forceinline__ void start_copies(Tile& t, const Spots& s, Progress from) {
+  int stages = t.stages(), last = t.tasks() - 1;
+  bool steady = t.steady() >= 0, moved = false;
+  take_task(t, from.task, stages ? from.task : last + 1);
+  for (int n = 0; stages && (n == 0 || n < stages - 1); ++n) {
+    int ahead = from.task + n * t.blocks(), stage = from.stage + n;
+    bool other = n && (!steady || ahead == last);
+    if (ahead <= last) {
+      if (other) take_task(t, from.task, ahead);
+      moved |= other;
+      copy_ahead(t, s, stage_at(t, stage < stages ? stage : stage - stages), other ? 0 : n);
+    }
+    commit_copies();
+  }
+  if (moved && steady) take_task(t, from.task, from.task);
+}
+
+// The general case from task `now` on, which is the first one, or where `run_even` has left off. A
+// function of its own, so that its registers are.
+VTC_OUT_OF_LINE __device__ Progress run_any(int count, Progress now) {
   Tile t;
   Spots s;
   start(t, s, shared_memory(), count);
-  t.groups = kGroups;
-  s.live = static_cast<uint32_t>((uint64_t{1} << kElements) - 1);
-  __syncthreads();  // the scratch is used from its start again, here and behind
-  Progress done = run<true>(t, s, now, static_cast<int>(t.words[t.head + 3] >> 32) / 2);
-  __syncthreads();
-  return done;
+  Word code = t.words[t.head + 3];
+  // What the prologue computes is the same at the coordinates of all tasks. Once it is done, from the
+  // instruction before the body on, which ends a task.
+  int pc = static_cast<int>(code & 0xffffffff) / 2;
+  if (now.steps) pc = static_cast<int>(code >> 32) / 2 - 1;
+  start_copies(t, s, now);
+  s.set_live(t);
+  return run(t, s, now, pc);
 }
 
 // Runs the block of `count` words at the start of shared memory.
 __device__ __forceinline__ void interpret(unsigned char* shared, int count) {
   Tile t;
-  Spots s;
-  start(t, s, shared, count);
-  int task = t.first(), stages = t.stages();
-  if (task >= t.tasks()) return;
-  // The prologue runs at the coordinates of task 0.
-  for (int n = 0, first = stages ? stages - 1 : 1; n < first; ++n) {
-    int ahead = stages ? task + n * t.blocks() : t.tasks();
-    take_task(t, 0, ahead);
-    if (ahead < t.tasks()) copy_ahead(t, s, stage_at(t, n));
-    commit_copies();
+  start(t, shared, count);
+  Progress now{t.first(), 0};
+  int tasks = t.tasks();
+  bool pairs = t.own_bytes();
+  if (now.task >= tasks) return;
+  now = run_any(count, now);
+  if (!now.even) return;
+  if (pairs && now.even > 1) now = run_even<2>(count, now);
+  if (now.steps < now.even) {
+    if (now.steps) wait_copies(0);
+    now = run_even<1>(count, now);
   }
-  s.set_live(t);
-  Progress now{task, 0};
-  int pc = static_cast<int>(t.words[t.head + 3] & 0xffffffff) / 2;
-  for (;;) {
-    now = run<false>(t, s, now, pc);
-    if (!now.even) return;
-    now = run_even(count, now);
-    // From the instruction before the body on, which ends a task; no registers are kept meanwhile.
-    start(t, s, shared, count);
-    pc = static_cast<int>(t.words[t.head + 3] >> 32) / 2 - 1;
-  }
+  if (now.task < tasks) run_any(count, now);  // the last one, which differs
 }
 
 }  // namespace vtc

@@ -25,7 +25,9 @@
 //   | +3 | word of the prologue (32), of the body (32), from the start of the block |
 //   | +4 | byte of the stages in shared memory (32), of the scratch (32) |
 //   | +5 | byte of the warps' own areas (32), bytes of a stage (32) |
-//   | +6.. | size, span, tasks of each dimension |
+//   | +6 | first of the values that the body computes: its byte / 16 in shared memory (32); bytes     |
+//   |     | from there to where they lie of a second task that is run at the same time, or 0 (32)   |
+//   | +7.. | size, span, tasks of each dimension |
 //   | then | the word of each access |
 //   | then | of each copy ahead: the number of its access (32), its byte in a stage (32) |
 //
@@ -45,9 +47,12 @@
 // s / slots. Element e of slot q is at column q * kRun + e, or where the distance is not 1 at
 // q + e * distance.
 //
-// An access: [buffer 16 | type 8 | terms 8 | masks 8 | kind 8 | vector 8] [offset] [stride of rows]
+// An access: [buffer 16 | type 8 | terms 8 | masks 8 | kind 8 | moves 8] [offset] [stride of rows]
 // [stride of columns] [a stride a dimension] [3 words a term: location 16, type 8, checked 8;
 // stride; size] [3 words a mask: dimension; low; high].
+//
+// moves: 1: 16 bytes may be moved at once where the buffer's address is a multiple of 16; 2: a group
+// lies side by side, wherever it begins.
 //
 // An instruction is two words at an even word: [op 8 | type 4 | type2 4 | dst 16 | a 16 | b 16] and
 // an argument. Of D_SLOW, `op` of the first argument word is the operator of isa.h, and the argument
@@ -82,14 +87,17 @@ enum DeviceOp : int {
   D_STORE,
   D_KEEP_A,  // dst = A
   D_KEEP_B,
-  D_REDUCE,  // dst (narrow) = fold of A over columns (type2 2) or the tile (3); argument: fold
+  D_REDUCE,  // dst (narrow) = fold of A over columns (type2 2) or the tile (3), times a number;
+             // argument: fold (32 bits), f32
   D_ACCUM,   // dst (narrow) = fold of dst and A
   // Change A. Of loads: b: keep what is masked off; argument of D_STAGED: its byte in a stage.
   D_LOAD_A,
   D_STAGED_A,
   D_FETCH_A,  // A = a in shared memory, or a scalar
   D_B_TO_A,
-  D_SELECT,  // A = A ? B : a
+  D_SELECT,    // A = A ? B : a
+  D_CHOOSE_A,  // A = a ? A : B
+  D_CHOOSE_B,  // A = a ? B : A
   D_FMA,     // A = A * B + a
   // A = op(A).
   D_NEG,
@@ -107,6 +115,9 @@ enum DeviceOp : int {
   D_ISNAN,
   D_NOT,
   D_SQUARE,
+  D_SILU,
+  D_GELU,
+  D_GELU_TANH,
   D_BF16,  // rounded
   D_F16,
   // A = op(A, B); those with an R take their operands the other way round.
@@ -126,10 +137,11 @@ enum DeviceOp : int {
   D_GE,
   D_AND,
   D_OR,
+  D_RSQRT_SUM,  // 1 / sqrt(A + B)
   // A = op(A, a), where a is a scalar: narrow, or the argument.
   D_SCALAR,
   // Change B.
-  D_LOAD_B = D_SCALAR + (D_OR - D_ADD) + 1,
+  D_LOAD_B = D_SCALAR + (D_RSQRT_SUM - D_ADD) + 1,
   D_STAGED_B,
   D_FETCH_B,
   D_A_TO_B,
@@ -139,9 +151,8 @@ enum DeviceOp : int {
   D_ENDLOOP,
   D_SLOW,  // an operator on shared memory
 };
+constexpr int kFoldSquares = 15;  // of D_REDUCE: the sum of squares
 constexpr int kScalarForm = D_SCALAR - D_ADD;
-constexpr int kFirstOfA = D_LOAD_A;  // of those that change A, or also B
-constexpr int kFirstOfB = D_LOAD_B;  // of those that change B
 
 // Locations.
 constexpr int kImmediate = 8;
@@ -153,10 +164,11 @@ constexpr int kExtentBits = 48;
 constexpr uint64_t kExtentMask = (uint64_t{1} << kExtentBits) - 1;
 constexpr int kBlockWords = 4;
 constexpr int kDecisionWords = 4;
-constexpr int kHeadFixed = 6;
+constexpr int kHeadFixed = 7;
 constexpr int kAccessFixed = 4;
 constexpr int kMostAccesses = 64;
 constexpr int kWritesBit = 4;  // of a kind
+constexpr int kMovesVectors = 1, kMovesRuns = 2;
 
 // Words in front of a block, without conditions; shifts of the second one.
 constexpr int kPrefixWords = 2;

@@ -17,6 +17,9 @@ __device__ __forceinline__ T larger(T a, T b) {
   return a != a || a > b ? a : b;
 }
 
+__device__ __forceinline__ float smaller(float a, float b) { return smaller_or_nan(a, b); }
+__device__ __forceinline__ float larger(float a, float b) { return larger_or_nan(a, b); }
+
 // 1 / (1 + exp(-a)), error 3. Below -88 it is 0.
 __device__ __forceinline__ float sigmoid(float a) {
   return approximate_reciprocal(1.0f + expf(-a));
@@ -54,6 +57,19 @@ __device__ __forceinline__ float tangent(float a) {
   p = fmaf(p, s, -0x1.555542p-2f);
   float near = fmaf(p * s, a, a);
   return x < 0.6f ? near : copysignf(far, a);
+}
+
+// x (1 + erf(x / sqrt(2))) / 2.
+__device__ __forceinline__ float gelu(float x) {
+  float half = 0.5f * x;
+  return fmaf(half, erff(x * 0x1.6a09e6p-1f), half);
+}
+
+// x (1 + tanh(u)) / 2 = x / (1 + exp(-2 u)), where u = sqrt(2 / pi) (x + 0.044715 x^3). Relative error
+// 2^-23 times the larger of 4 and |u|.
+__device__ __forceinline__ float gelu_tanh(float x) {
+  float power = approximate_exp2(x * fmaf(x * x, -0x1.a5a7d0p-4f, -0x1.26aec2p+1f));
+  return x * approximate_reciprocal(1.0f + power);
 }
 
 }  // namespace vtc

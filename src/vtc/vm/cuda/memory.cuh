@@ -1,73 +1,13 @@
 // Loads and stores of registers, and copies ahead of time.
 //
-// A tile that is all there and aligned moves in vectors of 16 bytes without a check. Any other one
-// goes through shared memory: see runs.cuh.
+// A tile that is all there and aligned moves in vectors of 16 bytes without a check; see shifted.cuh
+// for others whose groups lie side by side. Any other one goes through shared memory: see runs.cuh.
 #pragma once
 
+#include "shifted.cuh"
 #include "slow.cuh"
 
 namespace vtc {
-
-// A or B. Integers and bools are bits of floats there.
-struct Values {
-  float x[kElements];
-};
-
-// What V held is not wanted: no register has to keep it.
-__device__ __forceinline__ void forget(Values& v) {
-#pragma unroll
-  for (int e = 0; e < kElements; ++e) v.x[e] = undefined_float();
-}
-
-// Vectors of kRun elements; 0 for types that are moved an element at a time.
-__device__ __forceinline__ constexpr int vectors_of(int type) {
-  return itemsize(type) == 2 && type != T_I16 ? 1 : type == T_F32 || type == T_I32 ? 2 : 0;
-}
-
-template <int kType>
-__device__ __forceinline__ void unpack(const Vector (&v)[2], float* x) {
-  const uint32_t w[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w};
-#pragma unroll
-  for (int n = 0; n < kRun; ++n) {
-    if constexpr (kType == T_BF16)
-      x[n] = n & 1 ? __uint_as_float(w[n / 2] & 0xffff0000u) : from_bf16(w[n / 2]);
-    else if constexpr (kType == T_F16)
-      x[n] = n & 1 ? from_f16_high(w[n / 2]) : from_f16(w[n / 2]);
-    else
-      x[n] = __uint_as_float(w[n]);
-  }
-}
-
-template <int kType>
-__device__ __forceinline__ void pack(const float* x, Vector (&v)[2]) {
-  uint32_t w[8];
-#pragma unroll
-  for (int n = 0; n < 4 * vectors_of(kType); ++n) {
-    if constexpr (kType == T_BF16)
-      w[n] = pack_bf16(x[2 * n], x[2 * n + 1]);
-    else if constexpr (kType == T_F16)
-      w[n] = pack_f16(x[2 * n], x[2 * n + 1]);
-    else
-      w[n] = __float_as_uint(x[n]);
-  }
-#pragma unroll
-  for (int n = 0; n < vectors_of(kType); ++n)
-    v[n] = Vector{w[4 * n], w[4 * n + 1], w[4 * n + 2], w[4 * n + 3]};
-}
-
-// Calls f with the memory type as a constant, of those that move in vectors.
-template <int kType>
-struct MemoryType {
-  static constexpr int value = kType;
-};
-template <class F>
-__device__ __forceinline__ void with_vector_type(int type, F f) {
-  switch (type) {
-    case T_BF16: return f(MemoryType<T_BF16>());
-    case T_F16: return f(MemoryType<T_F16>());
-    default: return f(MemoryType<T_F32>());
-  }
-}
 
 // The element (row of group g, its first column).
 __device__ __forceinline__ char* group_at(const Spots& s, const Cursor& p, int g, int size) {
@@ -166,13 +106,19 @@ __device__ __forceinline__ void load_staged_as(const Tile& t, const unsigned cha
   }
 }
 
-// V = the tile of an access; where masked off, V stays as it is if b, or becomes 0. kEven: it is whole.
-template <bool kEven>
+// V = the tile of an access; where masked off, V stays as it is if b, or becomes 0.
 __device__ __forceinline__ void load(const Tile& t, const Spots& s, Instruction own, Values& v) {
-  Place p = place_at(t, own.a());
-  if (kEven || p.flags() & kWhole) {
+  Place p = place_at(t, own.a(), t.steps);
+  if (p.flags() & kWhole) {
     with_vector_type(own.type2(), [&](auto constant) {
       load_whole<decltype(constant)::value>(t, s, p, v);
+    });
+    return;
+  }
+  if (p.flags() & kRuns && !own.b()) {
+    Cursor c = cursor_at(t, own.a(), t.steps);
+    with_vector_type(own.type2(), [&](auto constant) {
+      load_shifted<decltype(constant)::value>(t, s, c, v);
     });
     return;
   }
@@ -182,13 +128,19 @@ __device__ __forceinline__ void load(const Tile& t, const Spots& s, Instruction 
 }
 
 // The tile of an access = V.
-template <bool kEven>
 __device__ __forceinline__ void store(const Tile& t, const Spots& s, Instruction own,
                                       const Values& v) {
-  Place p = place_at(t, own.a());
-  if (kEven || p.flags() & kWhole) {
+  Place p = place_at(t, own.a(), t.steps);
+  if (p.flags() & kWhole) {
     with_vector_type(own.type2(), [&](auto constant) {
       store_whole<decltype(constant)::value>(t, s, p, v);
+    });
+    return;
+  }
+  if (p.flags() & kRuns) {
+    Cursor c = cursor_at(t, own.a(), t.steps);
+    with_vector_type(own.type2(), [&](auto constant) {
+      store_shifted<decltype(constant)::value>(t, s, c, v);
     });
     return;
   }
@@ -197,11 +149,12 @@ __device__ __forceinline__ void store(const Tile& t, const Spots& s, Instruction
 }
 
 // V = what the copies have brought, or where they could not, the tile as it lies.
-template <bool kEven>
 __device__ __forceinline__ void load_staged(const Tile& t, const Spots& s, Instruction own, int stage,
                                             Word at, Values& v) {
-  if (!kEven && !(cursor_of_first(t, own.a()).flags() & kVectors))
-    return load<false>(t, s, own, v);
+  if (!(cursor_of_first(t, own.a()).flags() & kVectors)) {
+    load_runs(t, own);
+    return fetch(t, own.dst(), 0, v);
+  }
   const unsigned char* from = t.shared + stage + static_cast<int>(at);
   with_vector_type(own.type2(), [&](auto constant) {
     load_staged_as<decltype(constant)::value>(t, from, v);
@@ -221,27 +174,12 @@ __device__ __forceinline__ void copy_whole(const Tile& t, const Spots& s, const 
   }
 }
 
-// Starts copies whose tiles are all whole; their cursors are those from `begin` to `end`.
-__device__ __forceinline__ void copy_whole_ahead(const Tile& t, const Spots& s, int begin, int end,
-                                                 int stage) {
-#pragma unroll 1
-  for (int n = begin; n < end; ++n) {
-    Place p = place_at(t, n);
-    const Cursor& first = cursor_of_first(t, n);
-    unsigned char* to = t.shared + stage + static_cast<int>(first.stage);
-    if (first.size == 2)
-      copy_whole<2>(t, s, p, to);
-    else
-      copy_whole<4>(t, s, p, to);
-  }
-}
-
-// Starts the copies for which `take_task` has left cursors.
-__device__ __forceinline__ void copy_ahead(const Tile& t, const Spots& s, int stage) {
+// Starts the copies for which `take_task` has left cursors, or of `steps` tasks on.
+VTC_OUT_OF_LINE __device__ void copy_ahead(const Tile t, const Spots s, int stage, int steps) {
   int own = t.accesses(), end = own + t.copies();
 #pragma unroll 1
   for (int n = own; n < end; ++n) {
-    Place whole = place_at(t, n);
+    Place whole = place_at(t, n, steps);
     if (!(whole.flags() & kVectors)) continue;
     const Cursor& first = cursor_of_first(t, n);
     unsigned char* to = t.shared + stage + static_cast<int>(first.stage);
@@ -253,7 +191,7 @@ __device__ __forceinline__ void copy_ahead(const Tile& t, const Spots& s, int st
         copy_whole<4>(t, s, whole, to);
       continue;
     }
-    Cursor p = cursor_at(t, n);
+    Cursor p = cursor_at(t, n, steps);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (g >= t.groups) break;

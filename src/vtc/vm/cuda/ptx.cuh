@@ -49,10 +49,30 @@ __device__ __forceinline__ unsigned char* shared_memory() {
   return shared;
 }
 
-// No value in particular.
+// This thread's number, through the warp: the assembler would read the special register again, slowly,
+// at every use. All threads of a warp come here.
+__device__ __forceinline__ int own_thread() {
+  int n;
+  asm volatile(
+      "{.reg .u32 own, lane;\n"
+      "mov.u32 own, %%tid.x;\n"
+      "mov.u32 lane, %%laneid;\n"
+      "shfl.sync.idx.b32 %0, own, lane, 31, 0xffffffff; }"
+      : "=r"(n));
+  return n;
+}
+
+// No value in particular, and in a register of its own.
 __device__ __forceinline__ float undefined_float() {
   float y;
-  asm("" : "=f"(y));
+  asm volatile("" : "=f"(y));
+  return y;
+}
+
+// The same value in another register.
+__device__ __forceinline__ float copied(float x) {
+  float y;
+  asm volatile("mov.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -75,6 +95,19 @@ __device__ __forceinline__ float approximate_rsqrt(float x) {
   return y;
 }
 
+// NaN if either is.
+__device__ __forceinline__ float smaller_or_nan(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
+__device__ __forceinline__ float larger_or_nan(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
+
 __device__ __forceinline__ Vector load_vector(const void* p) {
   Vector v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -82,6 +115,21 @@ __device__ __forceinline__ Vector load_vector(const void* p) {
                : "l"(p)
                : "memory");
   return v;
+}
+
+// The same of what other threads read too.
+__device__ __forceinline__ Vector load_cached_vector(const void* p) {
+  Vector v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+// Bits from `shift` (at most 31) on of two words.
+__device__ __forceinline__ uint32_t shifted(uint32_t low, uint32_t high, uint32_t shift) {
+  return __funnelshift_r(low, high, shift);
 }
 
 __device__ __forceinline__ void store_vector(void* p, Vector v) {
@@ -122,7 +170,9 @@ __device__ __forceinline__ void wait_copies(int pending) {
     case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
     case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
     case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-    default: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+    case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+    case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
   }
 }
 

@@ -23,7 +23,10 @@ __device__ __forceinline__ float truth(bool b) { return __uint_as_float(b ? 1u :
   X(D_RECIPROCAL, quotient(1.0f, x))                                       \
   X(D_ISNAN, truth(x != x))                                                \
   X(D_NOT, __uint_as_float(__float_as_uint(x) ^ 1u))                       \
-  X(D_SQUARE, x * x)
+  X(D_SQUARE, x * x)                                                       \
+  X(D_SILU, x * sigmoid(x))                                                \
+  X(D_GELU, gelu(x))                                                       \
+  X(D_GELU_TANH, gelu_tanh(x))
 
 // X(operator, f(x, y)), where x is of A.
 #define VTC_BINARY(X)                                                      \
@@ -42,7 +45,8 @@ __device__ __forceinline__ float truth(bool b) { return __uint_as_float(b ? 1u :
   X(D_GT, truth(x > y))                                                    \
   X(D_GE, truth(x >= y))                                                   \
   X(D_AND, __uint_as_float(__float_as_uint(x) & __float_as_uint(y)))       \
-  X(D_OR, __uint_as_float(__float_as_uint(x) | __float_as_uint(y)))
+  X(D_OR, __uint_as_float(__float_as_uint(x) | __float_as_uint(y)))        \
+  X(D_RSQRT_SUM, rsqrtf(x + y))
 
 // A scalar: an element a group.
 struct Scalar {
@@ -57,16 +61,31 @@ __device__ __forceinline__ Scalar scalar_at(const Tile& t, int location, Word nu
   return s;
 }
 
-template <class F>
-__device__ __forceinline__ void each(Values& a, F f) {
+template <int kCount, class F>
+__device__ __forceinline__ void each(ValuesOf<kCount>& a, F f) {
 #pragma unroll
-  for (int e = 0; e < kElements; ++e) a.x[e] = f(a.x[e]);
+  for (int e = 0; e < kCount; ++e) a.x[e] = f(a.x[e]);
 }
 
-template <class F>
-__device__ __forceinline__ void each(Values& a, const Values& b, F f) {
+template <int kCount, class F>
+__device__ __forceinline__ void each(ValuesOf<kCount>& a, const ValuesOf<kCount>& b, F f) {
 #pragma unroll
-  for (int e = 0; e < kElements; ++e) a.x[e] = f(a.x[e], b.x[e]);
+  for (int e = 0; e < kCount; ++e) a.x[e] = f(a.x[e], b.x[e]);
+}
+
+// A = op(A, y), where y has an element a group.
+template <int kCount, class F>
+__device__ __forceinline__ void each_by_part(ValuesOf<kCount>& a, const float (&y)[kCount / kRun],
+                                             F f) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) a.x[e] = f(a.x[e], y[e / kRun]);
+}
+
+// Copies that stay apart: no register has to hold two values from here on.
+template <int kCount>
+__device__ __forceinline__ void move(ValuesOf<kCount>& to, const ValuesOf<kCount>& from) {
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) to.x[e] = copied(from.x[e]);
 }
 
 template <class F>
@@ -91,18 +110,20 @@ __device__ __forceinline__ void each_of_three(const Tile& t, int location, Word 
   }
 }
 
-__device__ __forceinline__ void round_bf16(Values& a) {
+template <int kCount>
+__device__ __forceinline__ void round_bf16(ValuesOf<kCount>& a) {
 #pragma unroll
-  for (int e = 0; e < kElements; e += 2) {
+  for (int e = 0; e < kCount; e += 2) {
     uint32_t both = pack_bf16(a.x[e], a.x[e + 1]);
     a.x[e] = from_bf16(both);
     a.x[e + 1] = __uint_as_float(both & 0xffff0000u);
   }
 }
 
-__device__ __forceinline__ void round_f16(Values& a) {
+template <int kCount>
+__device__ __forceinline__ void round_f16(ValuesOf<kCount>& a) {
 #pragma unroll
-  for (int e = 0; e < kElements; e += 2) {
+  for (int e = 0; e < kCount; e += 2) {
     uint32_t both = pack_f16(a.x[e], a.x[e + 1]);
     a.x[e] = from_f16(both);
     a.x[e + 1] = from_f16_high(both);

@@ -87,8 +87,8 @@ __device__ __forceinline__ float4* run_at(const Tile& t, int location, int g) {
 }
 
 // dst (wide) = the tile of access a; where masked off, dst stays as it is if b, or becomes 0.
-__device__ __forceinline__ void load_runs(const Tile& t, Instruction own) {
-  Cursor p = cursor_at(t, own.a());
+VTC_OUT_OF_LINE __device__ void load_runs(const Tile t, Instruction own) {
+  Cursor p = cursor_at(t, own.a(), t.steps);
   int type = own.type2(), size = static_cast<int>(p.size);
   int64_t step = t.distance() * p.column * size;
 #pragma unroll 1
@@ -130,8 +130,8 @@ __device__ __forceinline__ void load_runs(const Tile& t, Instruction own) {
 }
 
 // The tile of access a = dst (wide).
-__device__ __forceinline__ void store_runs(const Tile& t, Instruction own) {
-  Cursor p = cursor_at(t, own.a());
+VTC_OUT_OF_LINE __device__ void store_runs(const Tile t, Instruction own) {
+  Cursor p = cursor_at(t, own.a(), t.steps);
   int type = own.type2(), size = static_cast<int>(p.size);
   int64_t step = t.distance() * p.column * size;
 #pragma unroll 1

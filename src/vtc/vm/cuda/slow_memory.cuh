@@ -46,7 +46,7 @@ __device__ __forceinline__ void write_element(char* p, int type, int64_t n, T x)
 // dst = a tile of access a; where masked off: the operand of the arguments, if b says so, or 0.
 __device__ __forceinline__ void slow_load(const Tile& t, Instruction own, int& pc) {
   Access a = access_of(t, own.a());
-  Cursor p = cursor_at(t, own.a());
+  Cursor p = cursor_at(t, own.a(), t.steps);
   int to = own.dst(), type = a.type();
   bool has_other = own.b();
   const char* from = a.pointer();
@@ -73,7 +73,7 @@ __device__ __forceinline__ void slow_load(const Tile& t, Instruction own, int& p
 // Access a = the operand of the arguments.
 __device__ __forceinline__ void slow_store(const Tile& t, Instruction own, int& pc) {
   Access a = access_of(t, own.a());
-  Cursor p = cursor_at(t, own.a());
+  Cursor p = cursor_at(t, own.a(), t.steps);
   int type = a.type(), step = a.kind() & 2 ? 1 : kRun;
   char* to = a.pointer();
   with_type(own.type(), [&](auto zero) {

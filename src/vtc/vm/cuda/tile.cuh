@@ -64,6 +64,10 @@ struct Tile {
   __device__ __forceinline__ int distance() const { return words[head + 1] >> 16 & 0xffff; }
   __device__ __forceinline__ int tasks() const { return static_cast<int>(words[head + 2]); }
   __device__ __forceinline__ int scratch() const { return words[head + 4] >> 32; }
+  // Of values that the body computes: the first one's location, without its bits, and the bytes from
+  // there to where they lie of the next task, if two are run at once; else 0.
+  __device__ __forceinline__ int own_from() const { return words[head + 6] & 0xffffffff; }
+  __device__ __forceinline__ int own_bytes() const { return words[head + 6] >> 32; }
 
   // Of the blocks of threads that run the kernel: this one's number, and how many there are.
   __device__ __forceinline__ int first() const { return words[kBlockWords - 1] & 0xffffffff; }
@@ -122,6 +126,20 @@ struct Tile {
   }
 };
 
+// The tile of a block of `count` words at the start of shared memory, before its first task.
+__device__ __forceinline__ void start(Tile& t, unsigned char* shared, int count) {
+  const Word* words = reinterpret_cast<const Word*>(shared);
+  t.words = Words{words};
+  t.shared = shared + block_bytes(count);
+  t.thread = own_thread();
+  t.head = static_cast<int>(words[2] >> 16 & 0xffff);
+  int rows = static_cast<int>(words[t.head + 1] >> 32 & 0xffff);
+  t.groups = (rows * t.slots() + kThreads - 1) / kThreads;
+  t.r = t.c = -1;
+  t.steps = 0;
+  t.find_own();
+}
+
 // Where the groups of a thread stand, for code that has unrolled its loops: rows in the high halves,
 // first columns in the low ones. Bit `g * kRun + e` of `live`: the element is inside of the tile.
 struct Spots {
@@ -135,6 +153,10 @@ struct Spots {
 
   __device__ __forceinline__ void set_live(const Tile& t) {
     uint32_t bits = 0;
+    if (t.r * t.slots() == kGroups * kThreads && t.c == t.slots() * kRun) {
+      live = kElements == 32 ? 0xffffffffu : (1u << kElements % 32) - 1;
+      return;
+    }
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       bool row = g < t.groups && i(g) < t.r;

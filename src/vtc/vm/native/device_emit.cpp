@@ -23,6 +23,8 @@ Word identity_bits(int fold, int type) {
   }
 }
 
+constexpr uint32_t kOne = 0x3f800000;  // 1.0f
+
 bool is_logic(int op) { return op == OP_AND || op == OP_OR || op == OP_NOT; }
 
 int folded_axes(const DeviceInstruction& r) {
@@ -79,6 +81,15 @@ int swapped(int device_op) {
   }
 }
 
+// Division by a power of two is multiplication by its reciprocal, which is exact.
+int DeviceEmitter::without_division(int op, Operand& by) {
+  if (op != D_DIV || by.location != kImmediate) return op;
+  uint32_t bits = static_cast<uint32_t>(by.number), exponent = bits >> 23 & 0xff;
+  if (bits & 0x7fffff || exponent < 2 || exponent > 252) return op;
+  by.number = (bits & 0x80000000u) | (254 - exponent) << 23;
+  return D_MUL;
+}
+
 void DeviceEmitter::emit() {
   int64_t slots = kernel_.rows() * read_.slots;
   if (slots > kSlots) throw EncodeError("a tile of this kernel does not fit the device");
@@ -86,8 +97,12 @@ void DeviceEmitter::emit() {
   choose_distance();
   int count = static_cast<int>(read_.code.size());
   for (int at = 0; at < count; ++at) {
-    if (at == read_.body) out_.body = out_.code.size();
+    if (at == read_.body) {
+      out_.body = out_.code.size();
+      out_.prologue_bytes = out_.shared_bytes;
+    }
     instruction(at);
+    free_homes(at);
   }
 }
 
@@ -109,6 +124,11 @@ void DeviceEmitter::instruction(int at) {
     case OP_FINISH: return finish(at);
     case OP_SPILL: return spill(at);
     case OP_MERGE: return merge(at);
+    case FUSED_NOTHING: return;
+    case FUSED_SILU: return unary(at, D_SILU);
+    case FUSED_GELU: return unary(at, D_GELU);
+    case FUSED_GELU_TANH: return unary(at, D_GELU_TANH);
+    case FUSED_SQUARES: return reduce(at);
     case OP_PARAM: case OP_IOTA:
       define(r.dst);
       slow(r.op, r.type, 0, home(r.dst), kNowhere, kNowhere);
@@ -153,7 +173,7 @@ void DeviceEmitter::choose_distance() {
     if (!r.access || !fast_access(r)) continue;
     AccessView a{r.access};
     if (a.stride(kernel_.column()) != 1) continue;
-    (aligned(r) ? with : without) += kItemsize[program_.type(a.buffer())];
+    (aligned(r) || side_by_side(r) ? with : without) += kItemsize[program_.type(a.buffer())];
   }
   distance = without > with ? read_.slots : 1;
 }
@@ -188,7 +208,7 @@ void DeviceEmitter::load(int at) {
   if (r.a >= 0) {
     to_a(at, r.a, r.type);
     lose_a(at);
-    pair(D_LOAD_A, r.type, memory, landing(), access(r), 1);
+    pair(D_LOAD_A, r.type, memory, 0, access(r), 1);
     return result_in_a(r.dst);
   }
   // Into B where A holds what comes later, and B can be had for less.
@@ -199,7 +219,7 @@ void DeviceEmitter::load(int at) {
   if (!in_b && a_wanted && a_.reg != b_.reg) save(at, a_, false);
   size_t word = out_.code.size();
   int number = access(r);
-  pair(in_b ? D_LOAD_B : D_LOAD_A, r.type, memory, landing(), number, 0);
+  pair(in_b ? D_LOAD_B : D_LOAD_A, r.type, memory, 0, number, 0);
   if (copyable(r)) out_.copyable.push_back({word, number, memory});
   define(r.dst);
   (in_b ? b_ : a_) = {r.dst, false};
@@ -216,7 +236,7 @@ void DeviceEmitter::store(int at) {
     return push_number(from, numbers_[r.a]);
   }
   to_a(at, r.a, r.type);
-  pair(D_STORE, r.type, program_.type(view.buffer()), landing(), access(r), 0);
+  pair(D_STORE, r.type, program_.type(view.buffer()), 0, access(r), 0);
 }
 
 void DeviceEmitter::move(int at) {
@@ -234,13 +254,6 @@ void DeviceEmitter::move(int at) {
 }
 
 // Folds.
-
-bool DeviceEmitter::fast_fold(const DeviceInstruction& r) const {
-  int kind = kind_dst_of(r.head());
-  bool covers = kind_a_of(r.head()) == read_.full && narrow_kind(kind) &&
-                folded_axes(r) & kColumnBit;
-  return r.type == T_F32 && static_cast<int>(r.w[1]) <= FOLD_MIN && covers;
-}
 
 // An accumulator holds the identity, and no place.
 void DeviceEmitter::set_identity(int fold, int type, int accumulator, int places) {
@@ -271,10 +284,12 @@ void DeviceEmitter::begin_fold(int at) {
 void DeviceEmitter::reduce(int at) {
   const DeviceInstruction& r = read_.code[at];
   int fold = static_cast<int>(r.w[1]), mode = folded_axes(r);
-  if (fast_fold(r)) {
+  if (read_.folds_columns(r)) {
     to_a(at, r.a, r.type);
-    pair(D_REDUCE, r.type, mode, home(r.dst), 0, 0, static_cast<Word>(fold));
-    return define(r.dst);
+    if (r.op == FUSED_SQUARES) fold = kFoldSquares;
+    define(r.dst);
+    return pair(D_REDUCE, r.type, mode, home(r.dst), 0, 0,
+                static_cast<Word>(fold) | static_cast<Word>(kOne) << 32);
   }
   Word word = fold_word(fold, mode, kind_a_of(r.head()));
   ensure_home(r.a);
@@ -296,7 +311,7 @@ void DeviceEmitter::accumulate(int at) {
   const DeviceInstruction& r = read_.code[at];
   int fold = static_cast<int>(r.w[1]), mode = folded_axes(r);
   modes_[r.dst] = static_cast<uint8_t>(mode);
-  if (fast_fold(r)) {
+  if (read_.folds_columns(r)) {
     to_a(at, r.a, r.type);
     return pair(D_ACCUM, r.type, 0, home(r.dst), 0, 0, static_cast<Word>(fold));
   }
@@ -388,9 +403,33 @@ bool DeviceEmitter::narrow_scalar(int at) {
               read_.registers[r.dst].narrow && read_.registers[r.dst].size == 4;
   if (!fits || (number(r.a) && (r.b < 0 || number(r.b)))) return false;
   Operand a = operand(r.a, T_F32), b = r.b < 0 ? Operand() : operand(r.b, T_F32);
+  op = without_division(op, b);
+  if (joins_previous(at, op, b)) return true;
   define(r.dst);
   pair(D_NARROW, op & 15, op >> 4, home(r.dst), a.location, b.location,
        a.location == kImmediate ? a.number : b.number);
+  return true;
+}
+
+// A fold times a number, and 1 / sqrt(x + number), are one instruction, if nothing else reads what lies
+// between.
+bool DeviceEmitter::joins_previous(int at, int op, const Operand& b) {
+  const DeviceInstruction& r = read_.code[at];
+  size_t size = out_.code.size();
+  if (at == read_.body || size < 2 || (r.live.has(r.a) && r.a != r.dst) || number(r.a)) return false;
+  Word& head = out_.code[size - 2];
+  Word& argument = out_.code[size - 1];
+  int before = static_cast<int>(head & 0xff);
+  if (static_cast<int>(head >> 16 & 0xffff) != home(r.a)) return false;
+  bool scales = op == D_MUL && b.location == kImmediate && before == D_REDUCE &&
+                argument >> 32 == kOne;
+  bool root = op == D_RSQRT && before == D_NARROW && (head >> 8 & 0xff) == D_ADD &&
+              head >> 48 == kImmediate;
+  if (!scales && !root) return false;
+  if (scales) argument = (argument & 0xffffffff) | b.number << 32;
+  if (root) head = (head & ~Word{0xff00}) | static_cast<Word>(D_RSQRT_SUM) << 8;
+  define(r.dst);
+  head = (head & ~(Word{0xffff} << 16)) | static_cast<Word>(home(r.dst)) << 16;
   return true;
 }
 
@@ -417,6 +456,7 @@ void DeviceEmitter::binary(int at, int op) {
     to_a(at, first, r.type);
     lose_a(at);
     Operand s = operand(second, r.type);
+    op = without_division(op, s);
     pair(op + kScalarForm, 0, 0, 0, s.location, 0, s.number);
   } else if (first == second && op == D_MUL) {
     to_a(at, first, r.type);
@@ -434,6 +474,9 @@ void DeviceEmitter::binary(int at, int op) {
 // A = op(A, B, a third value, which is in shared memory or a scalar).
 void DeviceEmitter::ternary(int at, int op) {
   const DeviceInstruction& r = read_.code[at];
+  if (r.op == OP_SELECT && a_.reg >= 0 && a_.reg != r.a && (a_.reg == r.b || a_.reg == r.c) &&
+      r.b != r.c && !scalar_value(r.b) && !scalar_value(r.c) && !number(r.a))
+    return choose(at);
   int type_a = r.op == OP_SELECT ? T_BOOL : r.type;
   if (!scalar_value(r.c)) ensure_home(r.c);
   if (a_.reg == r.b && r.a != r.b) to_b(at, r.b, r.type);
@@ -442,6 +485,17 @@ void DeviceEmitter::ternary(int at, int op) {
   lose_a(at);
   Operand c = operand(r.c, r.type);
   pair(op, 0, 0, 0, c.location, 0, c.number);
+  result_in_a(r.dst);
+}
+
+// SELECT of A, which is one of the two, and B, by a condition that is in shared memory.
+void DeviceEmitter::choose(int at) {
+  const DeviceInstruction& r = read_.code[at];
+  bool first = a_.reg == r.b;
+  ensure_home(r.a);
+  to_b(at, first ? r.c : r.b, r.type);
+  lose_a(at);
+  pair(first ? D_CHOOSE_A : D_CHOOSE_B, 0, 0, 0, home(r.a), 0);
   result_in_a(r.dst);
 }
 

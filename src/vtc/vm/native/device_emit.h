@@ -30,6 +30,7 @@ struct DeviceWords {
   std::vector<int> buffers;           // of the program
   size_t body = 0;                    // word of `code`
   int shared_bytes = 0;               // of values
+  int prologue_bytes = 0;             // of those that have a home when the body begins
 };
 
 class DeviceEmitter {
@@ -74,10 +75,12 @@ class DeviceEmitter {
   void unary(int at, int op);
   void binary(int at, int op);
   void ternary(int at, int op);
+  void choose(int at);
   bool narrow_scalar(int at);
+  bool joins_previous(int at, int op, const Operand& b);
   bool fast_scalar(const DeviceInstruction& r) const;
   bool fast_access(const DeviceInstruction& r) const;
-  bool fast_fold(const DeviceInstruction& r) const;
+  static int without_division(int op, Operand& by);
   bool copyable(const DeviceInstruction& r) const;
   void choose_distance();
 
@@ -85,8 +88,8 @@ class DeviceEmitter {
   bool number(int reg) const { return known_[reg]; }
   bool scalar_value(int reg) const { return known_[reg] || read_.registers[reg].narrow; }
   int home(int reg);
-  int landing();
   int fresh(int size, bool narrow);
+  void free_homes(int at);
   Operand operand(int reg, int type);
   bool wanted(int at, int reg, bool by_now) const;
   void save(int at, Held& held, bool by_now);
@@ -112,6 +115,7 @@ class DeviceEmitter {
   }
   int access(const DeviceInstruction& r);
   bool aligned(const DeviceInstruction& r) const;
+  bool side_by_side(const DeviceInstruction& r) const;
   int buffer(int of_program);
 
   const ProgramView& program_;
@@ -122,9 +126,9 @@ class DeviceEmitter {
   int at_ = 0;  // the instruction at hand
   Held a_, b_;
   std::array<int, kRegisters> homes_{};   // locations; 0: none yet
+  std::array<std::vector<int>, 4> free_;  // locations that the body has left, by `kind_of_home`
   std::array<uint8_t, kRegisters> known_{}, stored_{}, types_{}, modes_{};
   std::array<Word, kRegisters> numbers_{};
-  int landing_ = 0;
   std::array<size_t, kMaxDims> loops_{};
   int depth_ = 0;
 };

@@ -9,11 +9,16 @@ namespace vtc {
 namespace {
 
 constexpr int kSharedBytes = 112 << 10;  // of a block where two are to be resident
-constexpr int kMostStages = 4;
+// Kernels of so few tasks run one in a block: what they load is copied at once, but nothing ahead.
+constexpr int64_t kFewTasks = 264;
+constexpr int kMostStages = 4;        // of a task
+constexpr int kMostPairedStages = 6;  // of a task, where two are run at once
 
-// Copies ahead: which loads, and in how many stages.
+// Copies ahead: which loads, and in how many stages. second: where the second of two tasks that are run
+// at once has its own values; 0: one task is run at a time.
 struct Pipeline {
   int copies = 0, stages = 0, stage_bytes = 0;
+  int second = 0;
 };
 
 int copy_bytes(int type, int held) { return held * (kItemsize[type] == 2 ? 16 : 32); }
@@ -24,8 +29,8 @@ int64_t task_count(const KernelView& kernel) {
   return n;
 }
 
-// The only dimension with more than one task, if accesses have no masks and the kernel no loops;
-// else -1.
+// The only dimension with more than one task, or any where there is one task, if accesses have no masks
+// and the kernel no loops; else -1.
 int steady_dimension(const KernelView& kernel, const DeviceCode& read) {
   int found = -1;
   for (int d = 0; d < kernel.dims(); ++d) {
@@ -33,22 +38,28 @@ int steady_dimension(const KernelView& kernel, const DeviceCode& read) {
     if (found >= 0) return -1;
     found = d;
   }
+  if (found < 0 && kernel.dims()) found = 0;
   if (read.looped) return -1;
   for (const DeviceInstruction& r : read.code)
     if (r.access && AccessView{r.access}.masks()) return -1;
   return found;
 }
 
+bool is_load_or_store(int op) {
+  return op == D_STORE || op == D_LOAD_A || op == D_LOAD_B || op == D_STAGED_A || op == D_STAGED_B;
+}
+
 Pipeline choose_stages(const DeviceWords& words, int held, int before, int64_t tasks) {
   Pipeline p;
-  if (tasks <= 1) return p;
+  int least = tasks <= kFewTasks ? 1 : 2;
   for (const Copyable& c : words.copyable) {
     int size = copy_bytes(c.type, held);
-    if (before + 2 * (p.stage_bytes + size) > kSharedBytes) break;
+    if (before + least * (p.stage_bytes + size) > kSharedBytes) break;
     p.stage_bytes += size;
     ++p.copies;
   }
-  if (p.copies) p.stages = std::min(kMostStages, (kSharedBytes - before) / p.stage_bytes);
+  if (p.copies)
+    p.stages = least == 1 ? 1 : std::min(kMostStages, (kSharedBytes - before) / p.stage_bytes);
   return p;
 }
 
@@ -65,8 +76,21 @@ class Assembler {
     int accesses = static_cast<int>(words_.accesses.size());
     int scratch = words_.shared_bytes, warps = scratch + scratch_bytes();
     int copyable = static_cast<int>(words_.copyable.size());
-    int before = warps + kMostWarps * warp_bytes(accesses + copyable);
-    Pipeline p = choose_stages(words_, held_(), before, own.tasks);
+    int behind = warps + kMostWarps * warp_bytes(accesses + copyable);
+    steady_ = steady_dimension(kernel_, read_);
+    plain_ = plain();
+    // A tile that lacks elements lands, on its way to or from A and B, where the values of a second
+    // task lie: of such tiles one is run at a time.
+    int landing = land(behind);
+    int own_bytes = words_.shared_bytes - words_.prologue_bytes;
+    int before = behind + std::max(landing, own_bytes);
+    Pipeline p = pair_stages(before, own.tasks);
+    if (!p.second) {
+      before = behind + landing;
+      p = choose_stages(words_, held_(), before, own.tasks);
+    } else {
+      p.second = behind - words_.prologue_bytes;
+    }
 
     int buffers = static_cast<int>(words_.buffers.size());
     int head = kBlockWords + 2 * buffers + program_.params();
@@ -106,6 +130,31 @@ class Assembler {
 
   int held_() const { return emitter_.held; }
 
+  // Two tasks at once, if there are some that are alike and their values and copies fit.
+  Pipeline pair_stages(int before, int64_t tasks) const {
+    Pipeline p;
+    if (!plain_ || steady_ < 0 || tasks <= kFewTasks || held_() != kSlots) return p;
+    for (const Copyable& c : words_.copyable) p.stage_bytes += copy_bytes(c.type, held_());
+    p.copies = static_cast<int>(words_.copyable.size());
+    if (before + 4 * p.stage_bytes > kSharedBytes) return p;
+    if (p.copies)
+      p.stages = std::min(kMostPairedStages, (kSharedBytes - before) / p.stage_bytes / 2 * 2);
+    p.second = 1;
+    return p;
+  }
+
+  // The place of tiles at `byte`, in the instructions that need it; its bytes.
+  int land(int byte) {
+    bool any = false;
+    for (size_t at = 0; at < words_.code.size(); at += 2) {
+      Word& head = words_.code[at];
+      if (!is_load_or_store(static_cast<int>(head & 0xff))) continue;
+      head |= static_cast<Word>(kShared | byte / 16) << 16;
+      any = true;
+    }
+    return any ? wide_bytes(held_(), 4) : 0;
+  }
+
   // Has the body no loops, no operators on shared memory, no accumulators?
   bool plain() const {
     for (size_t at = words_.body; at < words_.code.size(); at += 2) {
@@ -134,8 +183,7 @@ class Assembler {
               static_cast<Word>(kernel_.column()) << 16 | static_cast<Word>(p.copies) << 24 |
               static_cast<Word>(p.stages) << 32 |
               static_cast<Word>(words_.accesses.size()) << 40 |
-              static_cast<Word>(steady_dimension(kernel_, read_) + 1) << 48 |
-              static_cast<Word>(plain()) << 56;
+              static_cast<Word>(steady_ + 1) << 48 | static_cast<Word>(plain_) << 56;
     *head++ = static_cast<Word>(read_.slots) | static_cast<Word>(emitter_.distance) << 16 |
               static_cast<Word>(kernel_.rows()) << 32 |
               static_cast<Word>(std::min<int64_t>(kernel_.columns(), 65535)) << 48;
@@ -144,6 +192,7 @@ class Assembler {
     *head++ = static_cast<Word>(stages_at) | static_cast<Word>(words_.shared_bytes) << 32;
     *head++ = static_cast<Word>(words_.shared_bytes + scratch_bytes()) |
               static_cast<Word>(p.stage_bytes) << 32;
+    *head++ = static_cast<Word>(words_.prologue_bytes / 16) | static_cast<Word>(p.second) << 32;
     for (int d = 0; d < kernel_.dims(); ++d) {
       *head++ = static_cast<Word>(kernel_.size(d));
       *head++ = static_cast<Word>(kernel_.span(d));
@@ -156,12 +205,14 @@ class Assembler {
   const DeviceCode& read_;
   const DeviceEmitter& emitter_;
   DeviceWords& words_;
+  int steady_ = -1;
+  bool plain_ = false;
 };
 
 void clear(DeviceWords& words) {
   words.code.clear(), words.pool.clear(), words.accesses.clear(), words.copyable.clear();
   words.code_targets.clear(), words.pool_arguments.clear(), words.buffers.clear();
-  words.body = 0, words.shared_bytes = 0;
+  words.body = 0, words.shared_bytes = words.prologue_bytes = 0;
 }
 
 DeviceKernel lower(const ProgramView& program, const KernelView& kernel) {

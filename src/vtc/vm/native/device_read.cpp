@@ -57,6 +57,14 @@ void DeviceCode::read(const KernelView& kernel) {
   read_code(kernel.body(), true);
   classify(kernel);
   find_live();
+  bool fused = fuse(), moved = store_early();
+  if (fused || moved) find_live();
+}
+
+bool DeviceCode::folds_columns(const DeviceInstruction& r) const {
+  int kind = kind_dst_of(r.head()), from = kind_a_of(r.head());
+  return r.type == T_F32 && static_cast<int>(r.w[1]) <= FOLD_MIN && from == full &&
+         narrow_kind(kind) && from & ~kind & kColumnBit;
 }
 
 void DeviceCode::read_code(const Word* w, bool in_body) {

@@ -29,6 +29,15 @@ struct RegisterSet {
   bool operator==(const RegisterSet&) const = default;
 };
 
+// Operators of the device alone, in place of those that mean the same together.
+enum FusedOp : int {
+  FUSED_NOTHING = 256,  // what a later one does as well
+  FUSED_SILU,           // a * sigmoid(a)
+  FUSED_GELU,           // a * (1 + erf(a / sqrt(2))) / 2
+  FUSED_GELU_TANH,      // a * (1 + tanh(sqrt(2 / pi) * (a + 0.044715 * a^3))) / 2
+  FUSED_SQUARES,        // REDUCE: the sum of squares of a
+};
+
 struct DeviceInstruction {
   const Word* w;
   int op, type, type2;
@@ -75,12 +84,17 @@ struct DeviceCode {
   // Throws EncodeError for what the device has no instruction for.
   void read(const KernelView& kernel);
 
+  // Is a fold one of D_REDUCE and D_ACCUM: of f32 over columns, or over the tile?
+  bool folds_columns(const DeviceInstruction& r) const;
   bool wide32(int reg) const { return !registers[reg].narrow && registers[reg].size == 4; }
 
  private:
   void read_code(const Word* w, bool in_body);
   void classify(const KernelView& kernel);
   void find_live();
+  // device_fuse.cpp: do they change anything?
+  bool fuse();
+  bool store_early();
 };
 
 inline bool narrow_kind(int kind) { return !(kind & kColumnBit); }

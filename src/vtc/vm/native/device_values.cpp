@@ -5,7 +5,19 @@
 
 namespace vtc {
 
+namespace {
+
+int kind_of_home(int size, bool narrow) { return (size == 8 ? 2 : 0) | (narrow ? 1 : 0); }
+
+}  // namespace
+
 int DeviceEmitter::fresh(int size, bool narrow) {
+  std::vector<int>& left = free_[kind_of_home(size, narrow)];
+  if (!left.empty()) {
+    int location = left.back();
+    left.pop_back();
+    return location;
+  }
   int at = out_.shared_bytes;
   out_.shared_bytes += narrow ? narrow_bytes(size) : wide_bytes(held, size);
   if (out_.shared_bytes > kMostSharedBytes)
@@ -20,10 +32,21 @@ int DeviceEmitter::home(int reg) {
   return own;
 }
 
-// Where a tile lies on its way to or from A and B, if it lacks elements.
-int DeviceEmitter::landing() {
-  if (!landing_) landing_ = fresh(4, false);
-  return landing_;
+// What nothing behind instruction `at` of the body reads leaves its home to others.
+void DeviceEmitter::free_homes(int at) {
+  if (at < read_.body || read_.places) return;
+  const DeviceInstruction& r = read_.code[at];
+  auto leave = [&](int reg) {
+    if (reg < 0 || !homes_[reg] || r.live.has(reg)) return;
+    if ((homes_[reg] & 0x3fff) * 16 < out_.prologue_bytes) return;
+    const DeviceRegister& own = read_.registers[reg];
+    free_[kind_of_home(own.size, own.narrow)].push_back(homes_[reg]);
+    homes_[reg] = stored_[reg] = 0;
+    for (Held* held : {&a_, &b_})
+      if (held->reg == reg) *held = {};
+  };
+  r.each_read(leave);
+  leave(r.dst);
 }
 
 // A value in shared memory, or a number as the device takes it behind an instruction on A.
@@ -104,6 +127,9 @@ void DeviceEmitter::lose_a(int at) {
 // A register has a new value: what A, B and its home held of it is of no use.
 void DeviceEmitter::define(int reg) {
   known_[reg] = stored_[reg] = 0;
+  // What the body computes is a task's own, and lies behind what the prologue has left.
+  bool of_prologue = (homes_[reg] & 0x3fff) * 16 < out_.prologue_bytes;
+  if (at_ >= read_.body && of_prologue) homes_[reg] = 0;
   if (a_.reg == reg) a_ = {};
   if (b_.reg == reg) b_ = {};
 }

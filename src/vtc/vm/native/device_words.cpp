@@ -51,18 +51,27 @@ bool DeviceEmitter::aligned(const DeviceInstruction& r) const {
   return true;
 }
 
+// Do elements of a group lie side by side in memory, in a type of 16 or 32 bits?
+bool DeviceEmitter::side_by_side(const DeviceInstruction& r) const {
+  AccessView a{r.access};
+  int type = program_.type(a.buffer()), size = kItemsize[type];
+  return kernel_.column() != kNoDim && a.stride(kernel_.column()) == 1 && !a.terms() &&
+         type != T_I16 && (size == 2 || size == 4);
+}
+
 // Writes an access, and gives its number.
 int DeviceEmitter::access(const DeviceInstruction& r) {
   AccessView a{r.access};
   int kind = kind_dst_of(r.head()), row = kernel_.row(), column = kernel_.column();
-  bool vector = distance == 1 && !narrow_kind(kind) && aligned(r);
+  bool groups = distance == 1 && !narrow_kind(kind);
+  int moves = groups ? (aligned(r) ? kMovesVectors : 0) | (side_by_side(r) ? kMovesRuns : 0) : 0;
   int number = static_cast<int>(out_.accesses.size());
   if (number == kMostAccesses) throw EncodeError("a kernel has too many accesses for the device");
   out_.accesses.push_back(out_.pool.size());
   push(static_cast<Word>(buffer(a.buffer())) | static_cast<Word>(program_.type(a.buffer())) << 16 |
        static_cast<Word>(a.terms()) << 24 | static_cast<Word>(a.masks()) << 32 |
        static_cast<Word>(kind | (r.op == OP_STORE ? kWritesBit : 0)) << 40 |
-       static_cast<Word>(vector) << 48);
+       static_cast<Word>(moves) << 48);
   push(static_cast<Word>(a.offset()));
   push(kind & kRowBit ? static_cast<Word>(a.stride(row)) : 0);
   push(kind & kColumnBit ? static_cast<Word>(a.stride(column)) : 0);
