@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import sympy
+import torch
 from torch.utils._sympy import functions as torch_functions
 
 Expr: TypeAlias = sympy.Expr
@@ -69,6 +70,8 @@ def as_size(value: Any) -> Size:
     """An int, a sympy expression or a ``torch.SymInt`` as a normal size."""
     if type(value) is int:
         return value
+    if type(value) is torch.SymInt and isinstance(value.node.expr, sympy.Expr):
+        return _expand(value.node.expr)
     if isinstance(value, sympy.Integer):
         return int(value)
     if isinstance(value, sympy.Expr):
