@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -116,3 +117,29 @@ def test_dynamo_gives_the_same_graphs_for_the_same_sizes(monkeypatch: pytest.Mon
     monkeypatch.setattr(dvm_compile, "quick_tracing", contextlib.nullcontext)
     assert quick == traces()
     assert len(quick) >= 2
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_collector_is_as_it_was_after_a_trace(collecting: bool) -> None:
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
+    try:
+        (gc.enable if collecting else gc.disable)()
+        with dvm_compile._without_collection():
+            assert not gc.isenabled()
+        assert gc.isenabled() is collecting
+        assert gc.get_freeze_count() == frozen
+    finally:
+        (gc.enable if enabled else gc.disable)()
+
+
+def test_what_a_user_froze_stays_frozen() -> None:
+    if gc.get_freeze_count():
+        pytest.skip("something is frozen already")
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with dvm_compile._without_collection():
+            pass
+        assert gc.get_freeze_count() >= frozen - 100  # some may have been freed
+    finally:
+        gc.unfreeze()

@@ -212,7 +212,12 @@ def _graph_breaks() -> int:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """No garbage collection: a trace makes many objects, of which hardly any is garbage."""
+    """No garbage collection: a trace makes many objects, of which hardly any is garbage before it
+    ends.
+
+    What it leaves is collected then. The next collection of everything that a process holds, a
+    quarter of a second with PyTorch's modules, is put off from the model's first run to later.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -220,6 +225,10 @@ def _without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+            gc.collect(1)
+            if gc.get_freeze_count() == 0:  # else they would not stay frozen
+                gc.freeze()
+                gc.unfreeze()
 
 
 @contextlib.contextmanager
