@@ -59,7 +59,7 @@ SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-n
 sanitize: $(VENV)/.installed-dev  ## tests/vm and SEEDS generated programs under ASan and UBSan
 	$(PIP) install -q --no-deps -e . -C build-dir=build/sanitized -C cmake.define.VTC_SANITIZE=ON
 	status=0; rm -f $(FAULTS).*; \
-	$(SANITIZED) -m pytest tests/vm || status=1; \
+	$(SANITIZED) -m pytest tests/vm --timeout 3600 || status=1; \
 	$(SANITIZED) -m vm.conformance --seeds $(SEEDS) --workers $(JOBS) --interpreters native || status=1; \
 	$(SANITIZED) -m vm.conformance --seeds $$(($(SEEDS) / 20)) --large --workers $(JOBS) --interpreters native || status=1; \
 	cat $(FAULTS).* 2>/dev/null; \

@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import sympy
+import torch
 from torch.utils._sympy import functions as torch_functions
+
+from vtc.index import polynomial
 
 Expr: TypeAlias = sympy.Expr
 Size: TypeAlias = int | Expr
@@ -69,6 +72,8 @@ def as_size(value: Any) -> Size:
     """An int, a sympy expression or a ``torch.SymInt`` as a normal size."""
     if type(value) is int:
         return value
+    if type(value) is torch.SymInt and isinstance(value.node.expr, sympy.Expr):
+        return _expand(value.node.expr)
     if isinstance(value, sympy.Integer):
         return int(value)
     if isinstance(value, sympy.Expr):
@@ -81,8 +86,7 @@ def as_size(value: Any) -> Size:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _expand(value: Expr) -> Size:
-    expanded = sympy.expand(value)
-    return int(expanded) if isinstance(expanded, sympy.Integer) else expanded
+    return _normal(value if polynomial.is_expanded(value) else sympy.expand(value))
 
 
 def _key(value: Any) -> Size:
@@ -97,9 +101,14 @@ def add(a: Size, b: Size) -> Size:
     return _add(_key(a), _key(b))
 
 
+def _normal(value: Size) -> Size:
+    """An expanded expression as a normal size."""
+    return int(value) if isinstance(value, sympy.Integer) else value
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def _add(a: Size, b: Size) -> Size:
-    return as_size(a + b)
+    return _normal(as_size(a) + as_size(b))
 
 
 def sub(a: Size, b: Size) -> Size:
@@ -111,7 +120,7 @@ def sub(a: Size, b: Size) -> Size:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _sub(a: Size, b: Size) -> Size:
-    return as_size(a - b)
+    return _normal(as_size(a) - as_size(b))
 
 
 def mul(a: Size, b: Size) -> Size:
@@ -123,7 +132,7 @@ def mul(a: Size, b: Size) -> Size:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _mul(a: Size, b: Size) -> Size:
-    return as_size(a * b)
+    return _normal(polynomial.product(*map(sympy.sympify, map(as_size, (a, b)))))
 
 
 def product(sizes: Iterable[Size]) -> Size:
@@ -141,6 +150,9 @@ def nonnegative(a: Size) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _nonnegative(a: Expr) -> bool:
+    terms = polynomial.terms_of(a)
+    if terms is not None and polynomial.never_negative(terms):
+        return True
     if a.is_nonnegative is not None:
         return bool(a.is_nonnegative)
     # With every positive symbol s written as 1 + t, t >= 0, a polynomial without a negative
@@ -202,6 +214,12 @@ def exact_div(a: Size, b: Size) -> Size | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _exact_div(a: Expr, b: Expr) -> Size | None:
+    one, other = polynomial.terms_of(a), polynomial.terms_of(b)
+    if one is not None and other is not None:
+        if _remains(one, other):
+            return None
+        quotient = polynomial.quotient(one, other)
+        return None if quotient is None else _normal(quotient)
     # A quotient of symbols is a symbol of its own here: what divides for any value of it, divides.
     opaque = a.atoms(*_OPAQUE) | b.atoms(*_OPAQUE)
     if opaque:
@@ -228,6 +246,17 @@ def _indivisible(a: Expr, b: Expr) -> bool:
     left, right = a.xreplace(point), b.xreplace(point)
     whole = isinstance(left, sympy.Integer) and isinstance(right, sympy.Integer)
     return bool(whole and right != 0 and int(left) % int(right))
+
+
+def _remains(a: polynomial.Terms, b: polynomial.Terms) -> bool:
+    """Is there a remainder for some numbers? It is asked first: most sizes do not divide."""
+    numbers: dict[Expr, int] = {}
+
+    def number(generator: Expr) -> int:
+        return numbers.setdefault(generator, 101 + 6 * len(numbers))
+
+    divisor = polynomial.at(b, number)
+    return divisor != 0 and polynomial.at(a, number) % divisor != 0
 
 
 def split(a: Size, b: Size) -> tuple[Size, Size]:

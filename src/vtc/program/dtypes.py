@@ -10,6 +10,18 @@ import torch
 class DType(Enum):
     """An element type. Its value is its name in texts and in the bytecode table."""
 
+    torch_dtype: torch.dtype
+    itemsize: int
+    """Bytes an element in memory."""
+    compute: DType
+    """The type that values of this one have in registers.
+
+    Half-precision floats are computed in f32 and rounded when they are stored or cast; narrow
+    integers are computed in i32 and wrapped likewise.
+    """
+    is_float: bool
+    is_integer: bool
+
     F64 = "f64"
     F32 = "f32"
     BF16 = "bf16"
@@ -21,39 +33,16 @@ class DType(Enum):
     U8 = "u8"
     BOOL = "bool"
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return _TORCH[self]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes an element in memory."""
-        return int(self.torch_dtype.itemsize)
-
-    @property
-    def compute(self) -> DType:
-        """The type that values of this one have in registers.
-
-        Half-precision floats are computed in f32 and rounded when they are stored or cast; narrow
-        integers are computed in i32 and wrapped likewise.
-        """
-        return _COMPUTE.get(self, self)
-
-    @property
-    def is_float(self) -> bool:
-        return self in (DType.F64, DType.F32, DType.BF16, DType.F16)
-
-    @property
-    def is_integer(self) -> bool:
-        return not self.is_float and self is not DType.BOOL
-
     @staticmethod
     def of(dtype: torch.dtype) -> DType | None:
         """The DType of a torch dtype; None where tile programs have none."""
         return _OF.get(dtype)
 
     def __str__(self) -> str:
-        return self.value
+        return str(self.value)
+
+    # Lowering asks for these thousands of times: one object a member, and plain attributes.
+    __hash__ = object.__hash__
 
 
 _TORCH = {
@@ -76,3 +65,9 @@ _COMPUTE = {
     DType.I8: DType.I32,
     DType.U8: DType.I32,
 }
+
+for _own, _dtype in _TORCH.items():
+    _own.torch_dtype, _own.itemsize = _dtype, _dtype.itemsize
+    _own.compute = _COMPUTE.get(_own, _own)
+    _own.is_float = _dtype.is_floating_point
+    _own.is_integer = not _own.is_float and _own is not DType.BOOL

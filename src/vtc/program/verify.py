@@ -138,21 +138,25 @@ class _Checker:
 
     def check_args(self, instr: Instr) -> None:
         for arg in instr.args:
-            self.need(0 <= arg < self.number, f"operand %{arg} is no earlier value")
-            self.need(self.kernel.body[arg].op != "store", f"operand %{arg} is a store")
-        self.need(isinstance(instr.dtype, DType), f"{instr.dtype!r} is no dtype")
-        if instr.op != "store":
-            self.need(instr.dtype.compute is instr.dtype, f"{instr.dtype} is no compute type")
+            if not 0 <= arg < self.number:
+                self.fail(f"operand %{arg} is no earlier value")
+            if self.kernel.body[arg].op == "store":
+                self.fail(f"operand %{arg} is a store")
+        if not isinstance(instr.dtype, DType):
+            self.fail(f"{instr.dtype!r} is no dtype")
+        if instr.op != "store" and instr.dtype.compute is not instr.dtype:
+            self.fail(f"{instr.dtype} is no compute type")
 
     def arity(self, instr: Instr, *counts: int) -> None:
-        known = " or ".join(map(str, counts))
-        self.need(len(instr.args) in counts, f"{len(instr.args)} operands, not {known}")
+        if len(instr.args) not in counts:
+            self.fail(f"{len(instr.args)} operands, not {' or '.join(map(str, counts))}")
 
     def operand(self, instr: Instr, which: int = 0) -> DType:
         return self.kernel.body[instr.args[which]].dtype
 
     def result(self, instr: Instr, dtype: DType) -> None:
-        self.need(instr.dtype is dtype, f"the result is {dtype}, not {instr.dtype}")
+        if instr.dtype is not dtype:
+            self.fail(f"the result is {dtype}, not {instr.dtype}")
 
     def access(self, access: Access | None, rank: int, loads: bool) -> DType:
         """Checks an access of `rank` strides, and gives the dtype of its buffer."""
@@ -364,8 +368,10 @@ def _scalar(check: _Checker, instr: Instr) -> None:
     if instr.op == "select":
         condition = dtypes.pop(0)
         check.need(condition is DType.BOOL, f"the condition is {condition}")
-    check.need(len(set(dtypes)) == 1, f"operands of {' and '.join(map(str, dtypes))}")
-    check.need(dtypes[0] in row.dtypes, f"{instr.op} of {dtypes[0]}")
+    if dtypes.count(dtypes[0]) != len(dtypes):
+        check.fail(f"operands of {' and '.join(map(str, dtypes))}")
+    if dtypes[0] not in row.dtypes:
+        check.fail(f"{instr.op} of {dtypes[0]}")
     check.result(instr, DType.BOOL if row.result == "bool" else dtypes[0])
 
 

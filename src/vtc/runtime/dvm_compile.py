@@ -33,6 +33,7 @@ from vtc.runtime.calls import sharing
 from vtc.runtime.direct import Codes, direct, suits
 from vtc.runtime.dvm import Machine, Program, native_machine
 from vtc.runtime.stock import Unsuitable, refuse_gradients
+from vtc.runtime.tracing import quick_tracing
 from vtc.runtime.watch import guarded, watched, weight_names
 from vtc.virtual.record import (
     GraphReport,
@@ -186,7 +187,7 @@ class _Traced:
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         # Dynamo's settings are those of all threads, in some releases.
-        with compile_lock, _without_collection():
+        with compile_lock, _without_collection(), quick_tracing():
             found = self._traced_frame(frame, *args, **kwargs)
         if self.codes is not None:
             self.codes.add(frame.f_code, found)
@@ -211,7 +212,12 @@ def _graph_breaks() -> int:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """No garbage collection: a trace makes many objects, of which hardly any is garbage."""
+    """No garbage collection: a trace makes many objects, of which hardly any is garbage before it
+    ends.
+
+    What it leaves is collected then. The next collection of everything that a process holds, a
+    quarter of a second with PyTorch's modules, is put off from the model's first run to later.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -219,6 +225,10 @@ def _without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+            gc.collect(1)
+            if gc.get_freeze_count() == 0:  # else they would not stay frozen
+                gc.freeze()
+                gc.unfreeze()
 
 
 @contextlib.contextmanager

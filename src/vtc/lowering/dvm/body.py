@@ -510,6 +510,8 @@ def alive(body: Sequence[Instr]) -> tuple[Instr, ...]:
         if number not in needed:
             needed.add(number)
             pending += [*body[number].args, *_term_values(body[number])]
+    if len(needed) == len(body):
+        return tuple(body)
     places = {old: new for new, old in enumerate(sorted(needed))}
 
     def moved(access: Access) -> Access:
@@ -522,7 +524,7 @@ def alive(body: Sequence[Instr]) -> tuple[Instr, ...]:
         args = tuple(places[a] for a in instr.args)
         access = None if instr.access is None else moved(instr.access)
         constant = with_operands(instr.constant, moved)
-        result.append(replace(instr, args=args, access=access, constant=constant))
+        result.append(Instr(instr.op, args, instr.dtype, access, constant))
     return tuple(result)
 
 

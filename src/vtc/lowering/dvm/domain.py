@@ -7,6 +7,7 @@ the root's shape.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,9 +80,15 @@ class Domain:
         )
 
 
-def coordinates_of(index: Sequence[Affine]) -> set[int]:
+def coordinates_of(index: Sequence[Affine]) -> frozenset[int]:
     """The coordinates that an index depends on."""
-    return set().union(*(affine.coordinates(a) for a in index))
+    return _coordinates_of(tuple(index))
+
+
+# The values of a chain are all asked for at few indices.
+@functools.lru_cache(maxsize=1 << 12)
+def _coordinates_of(index: Index) -> frozenset[int]:
+    return frozenset().union(*(affine.coordinates(a) for a in index))
 
 
 def coordinate_number(form: Affine) -> int | None:

@@ -61,8 +61,10 @@ class Hints:
     def check_broadcast(self, shape: Sequence[Size], wide: Sequence[Size]) -> None:
         """Raises TooWide where a dimension of one shape, a symbol, was broadcast to the other's."""
         for one, two in zip(reversed(shape), reversed(wide), strict=False):
+            if one == two:
+                continue
             units = self.unit(one) or (self.unit(two) and one != 1)
-            if one != two and units and self.value(one) != self.value(two):
+            if units and self.value(one) != self.value(two):
                 raise TooWide
 
     def check_move(self, load: IndexMap, shapes: Sequence[Sequence[Size]]) -> None:

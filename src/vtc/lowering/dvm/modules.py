@@ -12,7 +12,7 @@ import sympy
 from vtc.index import Size, sizes
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Space, references
 from vtc.program.module import Branch, Buffer, BufferKind, Module, Step
-from vtc.program.tile import Access, Instr, TileKernel, operands, with_operands
+from vtc.program.tile import ANCHORS, Access, Instr, TileKernel, operands, with_operands
 
 Run = list[Step]
 
@@ -119,8 +119,11 @@ def _placed_instr(instr: Instr, places: dict[int, int]) -> Instr:
     def placed(access: Access) -> Access:
         return replace(access, buffer=places[access.buffer])
 
+    if instr.access is None and instr.op not in ANCHORS:
+        return instr
     access = None if instr.access is None else placed(instr.access)
-    return replace(instr, access=access, constant=with_operands(instr.constant, placed))
+    constant = with_operands(instr.constant, placed)
+    return Instr(instr.op, instr.args, instr.dtype, access, constant)
 
 
 def _symbols(value: Any) -> Iterator[str]:
@@ -129,6 +132,9 @@ def _symbols(value: Any) -> Iterator[str]:
         return
     if isinstance(value, sympy.Expr):
         yield from _names(value)
+    elif isinstance(value, Instr):
+        yield from _symbols(value.access)
+        yield from _symbols(value.constant)
     elif isinstance(value, list | tuple | frozenset):
         for one in value:
             yield from _symbols(one)

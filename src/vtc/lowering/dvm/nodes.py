@@ -231,6 +231,9 @@ class Graph:
 
     def joined(self, *shapes: Shape) -> Shape:
         """The shape that shapes broadcast to."""
+        ranked = [shape for shape in shapes if shape]
+        if not ranked or ranked.count(ranked[0]) == len(ranked):
+            return ranked[0] if ranked else ()
         found = broadcast(*shapes)
         for shape in shapes:
             self.hints.check_broadcast(shape, found)

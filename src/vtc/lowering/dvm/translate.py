@@ -332,11 +332,12 @@ def _conformed(own: Translation, found: Any, value: Any) -> Any:
     if not isinstance(found, Node):
         return found
     shape = shape_of(value)
-    if len(found.shape) != len(shape) or any(
-        a == 1 and b != 1 for a, b in zip(found.shape, shape, strict=True)
-    ):
-        found = own.graph.broadcast(found, shape)
-    own.graph.hints.check_broadcast(found.shape, shape)
+    if found.shape != shape:
+        if len(found.shape) != len(shape) or any(
+            a == 1 and b != 1 for a, b in zip(found.shape, shape, strict=True)
+        ):
+            found = own.graph.broadcast(found, shape)
+        own.graph.hints.check_broadcast(found.shape, shape)
     return own.graph.cast(found, dtype_of(value.dtype))
 
 

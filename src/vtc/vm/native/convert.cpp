@@ -141,7 +141,7 @@ void read(void* dv, int64_t dstep, const void* sv, int64_t sstep, int64_t n) {
   int64_t i = 0;
   if (dstep == 1 && sstep == 1) {
     if constexpr (std::is_same_v<M, T>) {
-      std::memcpy(d, s, n * sizeof(T));
+      std::memmove(d, s, n * sizeof(T));
       return;
     } else if constexpr (is_half<M>) {
       for (; i + lanes<T> <= n; i += lanes<T>) store(d + i, widen_lanes(s + i));
@@ -163,7 +163,7 @@ void write(void* dv, int64_t dstep, const void* sv, int64_t sstep, int64_t n) {
   int64_t i = 0;
   if (dstep == 1 && sstep == 1) {
     if constexpr (std::is_same_v<M, T> || std::is_same_v<M, Bool>) {
-      std::memcpy(d, s, n * sizeof(T));
+      std::memmove(d, s, n * sizeof(T));
       return;
     } else if constexpr (is_half<M>) {
       for (; i + lanes<T> <= n; i += lanes<T>) narrow_lanes(d + i, load<Vec<T>>(s + i));
@@ -251,7 +251,7 @@ void stream(void* dv, const void* sv, int64_t bytes) {
   const char* s = static_cast<const char*>(sv);
   int64_t head = -reinterpret_cast<intptr_t>(d) & 63;
   if (head > bytes) head = bytes;
-  std::memcpy(d, s, head);
+  std::memmove(d, s, head);
   d += head, s += head, bytes -= head;
   for (; bytes >= 64; d += 64, s += 64, bytes -= 64) {
 #if defined(__AVX512F__)
@@ -261,10 +261,10 @@ void stream(void* dv, const void* sv, int64_t bytes) {
       _mm_stream_si128((__m128i*)(d + i), _mm_loadu_si128((const __m128i*)(s + i)));
 #endif
   }
-  std::memcpy(d, s, bytes);
+  std::memmove(d, s, bytes);
   _mm_sfence();  // streamed lines are in no order with later stores, such as a barrier's
 #else
-  std::memcpy(dv, sv, bytes);
+  std::memmove(dv, sv, bytes);
 #endif
 }
 

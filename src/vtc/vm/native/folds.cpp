@@ -116,9 +116,9 @@ void spill(State& s, const Word* w) {
   int64_t n = s.count(kind_a_of(w[0]));
   int64_t bytes = n * kItemsize[type2_of(w[0])];
   char* to = s.run->arena + w[2] + s.task * w[3];
-  std::memcpy(to, s.reg[a_of(w[0])], bytes);
+  std::memmove(to, s.reg[a_of(w[0])], bytes);
   if (has_places(static_cast<int64_t>(w[1])))
-    std::memcpy(to + (bytes + 7) / 8 * 8, s.reg[b_of(w[0])], n * 8);
+    std::memmove(to + (bytes + 7) / 8 * 8, s.reg[b_of(w[0])], n * 8);
 }
 
 void merge(State& s, const Word* w) {

@@ -70,7 +70,7 @@ void move(State& s, const Word* w) {
   for (int64_t i = 0; i < r; ++i, d += c * size) {
     const char* from = a + (ra == 1 ? 0 : i * ca) * size;
     if (ca == c) {
-      std::memcpy(d, from, c * size);
+      std::memmove(d, from, c * size);
     } else if (size == 4) {
       fill_n(d, *reinterpret_cast<const uint32_t*>(from), c);
     } else if (size == 8) {
