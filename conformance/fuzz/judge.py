@@ -98,10 +98,16 @@ class Judge:
 
     @property
     def misshapen(self) -> bool:
-        """Do PyTorch's own shape functions refuse the case, or give an output a wrong shape?
+        """Do PyTorch's own shape functions refuse the case in a world, or give an output a wrong
+        shape?
 
         Those of 2.11 keep a dimension of one element that a norm is to drop.
         """
+        others = (Judge(self.case, w, self.device) for w in self.case.worlds if w != self.world)
+        return any(judge._misshapen for judge in (self, *others))
+
+    @property
+    def _misshapen(self) -> bool:
         try:
             outputs = self._shapes(self.case)
         except Exception:  # whatever it is, it is none of the compiler's
@@ -111,17 +117,26 @@ class Judge:
 
     @cached_property
     def _traced(self) -> list[list[int]]:
-        return [strides(o) if isinstance(o, Tensor) else [] for o in self._shapes(self.case)]
+        try:
+            outputs = self._shapes(self.case)
+        except Exception:  # as above
+            outputs = [None] * len(self.want.outputs)
+        return [strides(o) if isinstance(o, Tensor) else [-1] for o in outputs]
 
     def _shapes(self, case: Case) -> list[Any]:
-        """The outputs as PyTorch's shape functions give them, without values: a number that is read
-        from a tensor is a symbol."""
+        """The outputs as PyTorch's shape functions give them, without values but those of integer
+        arguments that are one number, which may be indices: any other number that is read from a
+        tensor is a symbol."""
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         args = case.args(self.world, self.device)
-        fakes = {
-            id(a): mode.from_tensor(a, static_shapes=True) if isinstance(a, Tensor) else a
-            for a in args
-        }
+        fakes = {}
+        for a in args:
+            if not isinstance(a, Tensor):
+                fakes[id(a)] = a
+            elif a.dim() == 0 and not a.dtype.is_floating_point and not a.dtype.is_complex:
+                fakes[id(a)] = a.cpu()
+            else:
+                fakes[id(a)] = mode.from_tensor(a, static_shapes=True)
         with mode, torch.no_grad():
             return list(case.function(*[fakes[id(a)] for a in args]))
 
