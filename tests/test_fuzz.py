@@ -39,12 +39,21 @@ def test_random_graphs_are_right(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [3317, 5725, 2279, 2322, 8212, 9249, 10020, 17802, 20142, 24024, 26430]
+    "seed",
+    [
+        *(3317, 5725, 2279, 2322, 8212, 9249, 10020, 17802, 20142, 24024, 26430),
+        *(11673, 24480, 34383),
+    ],
 )
 def test_seeds_that_went_wrong_are_right(seed: int) -> None:
     """Results in the strides of an arena, views of one value returned, steps that wait for each
-    other, an index of no elements, a view in the same dtype, a map that cannot be decided."""
+    other, an index of no elements, a view in the same dtype, a map that cannot be decided, a view
+    of a rolled tensor, a scatter into an expanded one, rows that are repeated but are no heads."""
     assert run_seeds(Task("plan", "cpu"), range(seed, seed + 1)).findings == []
+
+
+def test_a_tensor_that_is_empty_at_first_is_traced_by_the_usual_rules() -> None:
+    assert run_seeds(Task("dvm", "cpu"), [968]).findings == []
 
 
 def test_a_program_is_called_with_the_sizes_that_its_guards_hold_for() -> None:
