@@ -1,7 +1,7 @@
 """All suites in slices of time: what a machine that is lent for minutes at a time runs.
 
     python conformance/slices.py --state DIR --jobs 30 --seconds 560
-    python conformance/slices.py --state DIR --only fuzz-both --only fuzz-cuda
+    python conformance/slices.py --state DIR --only fuzz-plan --only fuzz-cuda
 
 A slice goes on where the one before it stopped; what is done takes seconds. Each suite has its
 share of the time, and what one leaves goes to the others. DIR holds journals, and DIR/results the
@@ -53,7 +53,8 @@ SUITES: dict[str, Suite] = {
     "fuzz-cuda": _fuzz(6, "inductor", 2000, "--device", "cuda", "--start", "50000"),
     "models-dvm": Suite(2, "models.py", ("--engine", "dvm")),
     "onnx-nodes-dvm": Suite(2, "onnx_nodes.py", ("--engine", "dvm")),
-    "fuzz-both": _fuzz(8, "both", 100_000),
+    "fuzz-plan": _fuzz(6, "plan", 100_000),
+    "fuzz-dvm": _fuzz(8, "dvm", 100_000),
     "fuzz-inductor": _fuzz(4, "inductor", 1000),
     "opinfo-dvm": _opinfo(8, "dvm"),
     "models-inductor": Suite(4, "models.py", ("--engine", "inductor")),
