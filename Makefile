@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint typecheck unit sanitize bench format clean
+.PHONY: help demo test lint typecheck unit oldest sanitize bench format clean
 
 help:  ## print this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -47,6 +47,19 @@ typecheck: $(VENV)/.installed-dev  ## mypy
 unit: $(VENV)/.installed-dev  ## pytest
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
+# The oldest PyTorch that is supported, in an environment of its own: its fake tensors are others.
+OLDEST := .venv-oldest
+
+oldest: $(OLDEST)/.installed  ## capture, runtime and a few random graphs on the oldest PyTorch
+	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/graph tests/runtime
+	$(OLDEST)/bin/python conformance/fuzz --engine both --seeds 100 --jobs $(JOBS)
+
+$(OLDEST)/.installed: pyproject.toml
+	$(MAKE) $(OLDEST)/bin/python VENV=$(OLDEST)
+	$(OLDEST)/bin/python -m pip --disable-pip-version-check install -q \
+		torch==2.11.0 torchvision==0.26.0 -e '.[bench,dev]'
+	@touch $@
+
 # The interpreter is built with sanitizers in the place of the usual one, which is put back after.
 # Faults go to files, which are printed: pytest keeps what a process says that ends with one. The
 # sanitizer looks for the C++ library's functions when the process starts, which Python does without.
@@ -74,5 +87,5 @@ format: $(VENV)/.installed-dev  ## rewrite the sources as ruff formats them
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and everything that is generated
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 SHARES_OF_A_JOB = 4
+LATE = 5
+"""Seconds after the end of the time that a process has for the verdict that it is at."""
 HANGS = 1200
 """Seconds after which a verdict is taken to hang."""
 
@@ -91,7 +93,8 @@ def spread(
     """Runs this command for each share of its work, `jobs` at a time, for at most `seconds`.
 
     Where a process ends, `crash` is the row for what it had begun and its exit code, and another
-    one goes on. Raises RuntimeError if a process fails with nothing begun.
+    one goes on; one that is not done soon after the time is up is ended. Raises RuntimeError if a
+    process fails with nothing begun.
     """
     until = time.monotonic() + seconds if seconds else math.inf
     shares = SHARES_OF_A_JOB * jobs if jobs > 1 else 1
@@ -103,7 +106,13 @@ def spread(
             if left < math.inf:
                 command += ["--seconds", f"{left:.0f}"]
             env = {**os.environ, **(environment or {})}
-            code = subprocess.run(command, env=env, check=False).returncode
+            process = subprocess.Popen(command, env=env)
+            try:
+                code = process.wait(None if left == math.inf else left + LATE)
+            except subprocess.TimeoutExpired:  # what it is at is begun again another time
+                process.kill()
+                process.wait()
+                return
             begun = journal.pending()
             if code == 0:
                 return

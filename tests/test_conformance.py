@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,16 @@ def test_what_hangs_ends_its_process(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], timeout=100, check=False)
     assert ended.returncode != 0
+
+
+def test_a_slice_ends_what_takes_too_long_with_all_its_processes(tmp_path: Path) -> None:
+    slices = pytest.importorskip("slices")
+    marks = tmp_path / "marks"
+    child = f"import time; time.sleep(3); open({str(marks)!r}, 'w')"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    slices.run([sys.executable, "-c", parent], 1)
+    time.sleep(4)
+    assert not marks.exists()
 
 
 @pytest.mark.slow

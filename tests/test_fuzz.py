@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 sys.path.append(str(Path(__file__).parents[1] / "conformance" / "fuzz"))
 
@@ -19,9 +20,10 @@ from generate import generate
 from judge import Judge, Run
 from records import Record, commit, merged, read_file, totals
 from shrink import kind_of, shrink
-from symbolic import Programs
+from symbolic import Programs, Symbols
 from work import CHUNK, Finding, Task, finding, run_all, run_seeds
 
+from vtc.graph.capture import capture
 from vtc.program.scalars import SCALARS
 
 pytestmark = pytest.mark.usefixtures("clean_dynamo")
@@ -37,12 +39,21 @@ def test_random_graphs_are_right(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [3317, 5725, 2279, 2322, 8212, 9249, 10020, 17802, 20142, 24024, 26430]
+    "seed",
+    [
+        *(3317, 5725, 2279, 2322, 8212, 9249, 10020, 17802, 20142, 24024, 26430),
+        *(11673, 24480, 34383),
+    ],
 )
 def test_seeds_that_went_wrong_are_right(seed: int) -> None:
     """Results in the strides of an arena, views of one value returned, steps that wait for each
-    other, an index of no elements, a view in the same dtype, a map that cannot be decided."""
+    other, an index of no elements, a view in the same dtype, a map that cannot be decided, a view
+    of a rolled tensor, a scatter into an expanded one, rows that are repeated but are no heads."""
     assert run_seeds(Task("plan", "cpu"), range(seed, seed + 1)).findings == []
+
+
+def test_a_tensor_that_is_empty_at_first_is_traced_by_the_usual_rules() -> None:
+    assert run_seeds(Task("dvm", "cpu"), [968]).findings == []
 
 
 def test_a_program_is_called_with_the_sizes_that_its_guards_hold_for() -> None:
@@ -62,6 +73,47 @@ def test_a_program_is_called_with_the_sizes_that_its_guards_hold_for() -> None:
     notes = Counter[str]()
     run(sized, "dvm", "cpu", notes)
     assert notes["programs with symbols"] == 2
+
+
+def test_guards_with_alternatives_are_all_to_hold() -> None:
+    symbols = Symbols([torch.randn(2, 3)])
+    fakes = symbols.fakes()
+    with patch.object(ShapeEnv, "produce_guards", lambda *_, **__: ["True or True", "False"]):
+        holds = symbols.holds(fakes)
+    assert not holds([torch.randn(2, 3)])
+
+
+def test_a_program_may_hold_a_number_that_its_trace_has_read() -> None:
+    symbols = Symbols([torch.randn(4, 6), torch.tensor(3)])
+    holds = symbols.holds(symbols.fakes())
+    assert holds([torch.randn(5, 6), torch.tensor(3)])
+    assert not holds([torch.randn(5, 6), torch.tensor(2)])
+
+
+def test_the_same_symbols_are_made_again() -> None:
+    symbols = Symbols([torch.randn(4, 6).mT, torch.randn(4, 9)[:, :6]])
+    first, second = symbols.fakes(), symbols.fakes()
+    assert [str(f.stride()) for f in first] == [str(f.stride()) for f in second]
+
+
+def test_both_engines_are_run_on_one_capture() -> None:
+    task = Task("both", "cpu", statements=3, dynamo_each=0)
+    captured = []
+    with patch("engines.capture", lambda *a, **k: captured.append(a) or capture(*a, **k)):
+        seed = next(s for s in range(9) if not task.case(s).symbolic)
+        outcome = run_seeds(task, [seed])
+    assert outcome.findings == []
+    assert outcome.notes["strategies"] > 0
+    assert len(captured) == 1
+
+
+def test_symbolic_cases_of_both_engines_are_two() -> None:
+    task = Task("both", "cpu", dynamo_each=20)
+    case = next(c for s in range(1, 60) if (c := task.case(s)).symbolic)
+    (one, dvm), (other, plan) = task.engines_of(case)
+    assert (one, other) == ("dvm", "plan")
+    assert (dvm.symbolic, plan.symbolic) == (True, False)
+    assert task.engines_of(task.case(20))[0][0] == "dynamo"
 
 
 def test_a_seed_gives_one_case() -> None:
@@ -105,6 +157,7 @@ def test_outcomes_come_in_the_order_of_the_seeds_from_several_processes() -> Non
         outcomes = list(run_all(task, range(9), jobs=2))
         assert not list(run_all(task, range(9), jobs=2, until=0))
     assert [o.seeds for o in outcomes] == [2, 2, 2, 2, 1]
+    assert run_seeds(task, range(9), until=0).seeds == 0
     alone = run_seeds(task, range(2))
     assert outcomes[0].kinds == alone.kinds
     assert outcomes[0].notes == alone.notes

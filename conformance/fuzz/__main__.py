@@ -2,6 +2,7 @@
 
     python conformance/fuzz --seeds 1000 --engine plan     schedules of random legal strategies
     python conformance/fuzz --seeds 1000 --engine dvm      the DVM
+    python conformance/fuzz --seeds 1000 --engine both     both, on one capture where that will do
     python conformance/fuzz --seeds 50 --engine inductor   TorchInductor, through Dynamo
     python conformance/fuzz --seeds 2000 --engine inductor --device cuda --jobs 16
     python conformance/fuzz --seed 1234 --engine dvm       one case: its code, and what is wrong

@@ -14,10 +14,12 @@ import torch
 from cases import Case, seeded, traced
 from judge import Judge, Run
 from symbolic import Programs
+from torch import fx
 
 import vtc
 from vtc import errors
 from vtc.graph.capture import capture
+from vtc.graph.program import Program
 from vtc.lowering.check import check
 from vtc.lowering.homes import Unschedulable
 from vtc.lowering.plan import NOTHING, Plan
@@ -28,7 +30,7 @@ from vtc.runtime.stock import Unsuitable, separate
 from vtc.runtime.watch import guarded
 from vtc.virtual.strategy import Strategy
 
-EngineName = Literal["plan", "dvm", "inductor", "dynamo"]
+EngineName = Literal["plan", "dvm", "both", "inductor", "dynamo"]
 ENGINES: tuple[str, ...] = get_args(EngineName)
 EXPECTED = (
     "share storage",
@@ -130,13 +132,26 @@ def plan(case: Case, judges: list[Judge], device: str, notes: Notes) -> None:
     try:
         program = capture(graph_module, inputs)
     except errors.CaptureError as error:
-        if any(reason in str(error) for reason in EXPECTED):
-            notes["not captured"] += 1
-        elif judge.misshapen:
-            notes["not captured: a shape of PyTorch's is wrong"] += 1
-        else:
-            raise
+        _expected(error, judge, notes)
         return
+    _planned(judge, graph_module, inputs, program, notes)
+
+
+def _expected(error: errors.CaptureError, judge: Judge, notes: Notes) -> None:
+    """Counts a graph that cannot be captured. Raises the error where it should be."""
+    if any(reason in str(error) for reason in EXPECTED):
+        notes["not captured"] += 1
+    elif judge.misshapen:
+        notes["not captured: a shape of PyTorch's is wrong"] += 1
+    else:
+        raise error
+
+
+def _planned(
+    judge: Judge, graph_module: fx.GraphModule, inputs: list[Any], program: Program, notes: Notes
+) -> None:
+    """The schedules of some strategies are right."""
+    case, device = judge.case, judge.device
     try:
         parted, program = separate(graph_module, inputs, program)
     except Unsuitable:
@@ -158,6 +173,9 @@ def plan(case: Case, judges: list[Judge], device: str, notes: Notes) -> None:
             call = guarded(executable, graph_module.forward, program, chosen.weights)
             found = judge.fault(Run.of(_on_tensors(call), case.args(0, device)))
         except Exception as error:
+            if judge.misshapen:
+                notes["a shape of PyTorch's is wrong"] += 1
+                return
             edges = [str(chosen.vtog.edges[k]) for k in sorted(strategy)]
             details = "\n".join([f"strategy: {edges}", str(program), str(schedule)])
             raise Fault(f"{type(error).__name__}: {error}", details) from error
@@ -205,15 +223,39 @@ def dvm(case: Case, judges: list[Judge], device: str, notes: Notes) -> None:
         programs = Programs(case, device)
         for judge in judges:
             compiled = _on_tensors(programs.of(judge.world))
-            _twice(judge, compiled, case, device, f"world {judge.world}")
-        notes["programs with symbols"] += len(programs.made)
+            _twice(judge, compiled, case, device, f"world {judge.world}", notes)
+        notes["programs with symbols"] += len(programs.made) - programs.untraced
+        notes["programs of a case that PyTorch traces no symbols of"] += programs.untraced
         return
     (judge,) = judges
     graph_module, inputs = traced(case, case.args(0, device))
+    _known_sizes(judge, graph_module, inputs, notes)
+
+
+def _known_sizes(
+    judge: Judge, graph_module: fx.GraphModule, inputs: list[Any], notes: Notes
+) -> None:
     settings = Settings(engine="dvm", records=[])
     compiled = dvm_compile.compile_graph(graph_module, inputs, settings)
     details = settings.records[0].schedule if settings.records else ""
-    _twice(judge, _on_tensors(compiled), case, device, details)
+    _twice(judge, _on_tensors(compiled), judge.case, judge.device, details, notes)
+
+
+def both(case: Case, judges: list[Judge], device: str, notes: Notes) -> None:
+    """`dvm`, then `plan`, on one capture of a case of known sizes."""
+    (judge,) = judges
+    graph_module, inputs = traced(case, case.args(0, device))
+    try:
+        program = capture(graph_module, inputs, branches=True)
+    except errors.CaptureError:
+        program = None
+    if program is None:
+        dvm(case, judges, device, notes)
+        plan(case, judges, device, notes)
+        return
+    with patch.object(dvm_compile, "capture", lambda *_, **__: program):
+        _known_sizes(judge, graph_module, inputs, notes)
+    _planned(judge, graph_module, inputs, program, notes)
 
 
 def dynamo_dvm(case: Case, judges: list[Judge], device: str, notes: Notes) -> None:
@@ -222,7 +264,7 @@ def dynamo_dvm(case: Case, judges: list[Judge], device: str, notes: Notes) -> No
     notes["through Dynamo"] += 1
     compiled = vtc.compile(case.function, engine="dvm", dynamic=None if case.symbolic else False)
     for judge in judges:
-        _twice(judge, compiled, case, device, f"world {judge.world}")
+        _twice(judge, compiled, case, device, f"world {judge.world}", notes)
 
 
 def _twice(
@@ -231,15 +273,22 @@ def _twice(
     case: Case,
     device: str,
     details: str,
+    notes: Notes,
     stock: bool = False,
 ) -> None:
-    """Two calls are right, and the second leaves the outputs of the first as they are."""
+    """Two calls are right, and the second leaves the outputs of the first as they are.
+
+    Where PyTorch's own shape functions are wrong, so is what is compiled by them."""
     first = Run.of(call, case.args(judge.world, device))
     second = Run.of(call, case.args(judge.world, device))
     for name, got in (("", first), ("the second call: ", second)):
         found = judge.fault(got, stock=stock)
-        if found is not None:
+        if found is None:
+            continue
+        if not judge.misshapen:
             raise Fault(f"{name}{found}", details)
+        notes["a shape of PyTorch's is wrong"] += 1
+        return
 
 
 # TorchInductor.
@@ -255,12 +304,13 @@ def inductor(case: Case, judges: list[Judge], device: str, notes: Notes) -> None
         options={"cost": "static", "verify": False},
     )
     for judge in judges:
-        _twice(judge, compiled, case, device, f"world {judge.world}", stock=True)
+        _twice(judge, compiled, case, device, f"world {judge.world}", notes, stock=True)
 
 
 _RUN: dict[str, Callable[[Case, list[Judge], str, Notes], None]] = {
     "plan": plan,
     "dvm": dvm,
+    "both": both,
     "dynamo": dynamo_dvm,
     "inductor": inductor,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import math
+import os
 import signal
 import time
 import traceback
@@ -14,6 +15,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
+from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +24,11 @@ from cases import Case
 from engines import NOT_RUN, Fault, run
 from generate import generate
 
-CHUNK = {"plan": 50, "dvm": 50, "dynamo": 10, "inductor": 2}
+CHUNK = {"plan": 50, "dvm": 20, "both": 20, "dynamo": 10, "inductor": 2}
 """Seeds that a process is given at a time."""
-CHUNKS_OF_A_PROCESS = 40
+CHUNKS_OF_A_PROCESS = 60
+LATE = 5
+"""Seconds after the end of the time that processes have for the case that they are at."""
 SECONDS = 150
 """The most time of its process that a case may take."""
 HANGS = 4 * SECONDS
@@ -82,24 +87,37 @@ class Task:
         symbolic = False if self.engine == "plan" else None
         return generate(seed, symbolic=symbolic, statements=self.statements)
 
-    def engine_of(self, case: Case) -> str | None:
-        """The engine for a case, if it can be run."""
+    def engines_of(self, case: Case) -> list[tuple[str, Case]]:
+        """How a seed's case is run: engines and their cases; none where it cannot be."""
         if self.device != "cpu" and any(s.kind == "make" for s in case.statements):
-            return None  # tensors that the code makes are on the CPU
-        if self.engine == "dvm" and self.dynamo_each and case.seed % self.dynamo_each == 0:
-            return "dynamo"
-        return self.engine
+            return []  # tensors that the code makes are on the CPU
+        if self.engine in ("dvm", "both"):
+            dynamo = bool(self.dynamo_each) and case.seed % self.dynamo_each == 0
+            if self.engine == "both" and not (dynamo or case.symbolic):
+                return [("both", case)]
+            made = [("dynamo" if dynamo else "dvm", case)]
+            if self.engine == "both":
+                made.append(("plan", replace(self, engine="plan").case(case.seed)))
+            return made
+        return [(self.engine, case)]
 
 
 def finding(task: Task, case: Case, notes: Counter[str]) -> Finding | None:
     """What goes wrong with a case, or None."""
-    engine = task.engine_of(case)
-    if engine is None:
+    ways = task.engines_of(case)
+    if not ways:
         notes[NOT_RUN] += 1
-        return None
+    for engine, own in ways:
+        found = _finding(engine, own, task.device, notes)
+        if found is not None:
+            return found
+    return None
+
+
+def _finding(engine: str, case: Case, device: str, notes: Counter[str]) -> Finding | None:
     try:
         with timed(SECONDS):
-            run(case, engine, task.device, notes)
+            run(case, engine, device, notes)
     except Fault as fault:
         return Finding(case.seed, engine, str(fault), fault.details)
     except Exception as error:
@@ -130,10 +148,13 @@ def timed(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
+def run_seeds(task: Task, seeds: Sequence[int], until: float = math.inf) -> Outcome:
+    """The outcome of the seeds that are begun before `until`."""
     torch.set_num_threads(1)
     outcome, started = Outcome(), time.perf_counter()
     for k, seed in enumerate(seeds):
+        if time.monotonic() > until:
+            break
         case = task.case(seed)
         outcome.seeds += 1
         outcome.symbolic += case.symbolic
@@ -156,17 +177,22 @@ def run_seeds(task: Task, seeds: Sequence[int]) -> Outcome:
 def run_all(
     task: Task, seeds: Sequence[int], jobs: int, until: float = math.inf
 ) -> Iterator[Outcome]:
-    """Outcomes in the order of the seeds; none is begun after `until`, by `time.monotonic`.
+    """Outcomes in the order of the seeds, without gaps; no seed is begun after `until`, by
+    `time.monotonic`, and processes that are not done soon after it are ended.
 
     A seed that ends its process is a finding.
     """
     size = CHUNK[task.engine] if task.device == "cpu" else 20
     chunks = [list(seeds[k : k + size]) for k in range(0, len(seeds), size)]
-    order, found = deque(chunk[0] for chunk in chunks), dict[int, Outcome]()
+    order, found = deque(chunks), dict[int, Outcome]()
     for first, outcome in _run_chunks(task, deque(chunks), jobs, until):
         found[first] = outcome
-        while order and order[0] in found:
-            yield found.pop(order.popleft())
+        while order and order[0][0] in found:
+            chunk = order.popleft()
+            own = found.pop(chunk[0])
+            yield own
+            if own.seeds < len(chunk):
+                return
 
 
 def _run_chunks(
@@ -178,33 +204,49 @@ def _run_chunks(
         waiting: dict[Future[Outcome], list[int]] = {}
         known: dict[int, Outcome] = {}
         try:
-            with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=tasks) as pool:
+            with ProcessPoolExecutor(jobs, _processes(), max_tasks_per_child=tasks) as pool:
                 while waiting or (chunks and time.monotonic() < until):
                     while chunks and len(waiting) < jobs and time.monotonic() < until:
                         chunk = chunks.popleft()
-                        waiting[pool.submit(run_seeds, task, chunk)] = chunk
-                    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                        waiting[pool.submit(run_seeds, task, chunk, until)] = chunk
+                    left = None if until == math.inf else max(0, until + LATE - time.monotonic())
+                    done, _ = wait(waiting, left, return_when=FIRST_COMPLETED)
+                    if not done:
+                        for process in list(pool._processes.values()):
+                            process.kill()
+                        return
                     for future in done:
                         outcome = future.result()
                         chunk = waiting.pop(future)
                         known.setdefault(chunk[0], Outcome()).add(outcome)
                         if outcome.left:
-                            rest = pool.submit(run_seeds, task, outcome.left)
+                            rest = pool.submit(run_seeds, task, outcome.left, until)
                             waiting[rest] = chunk
                         else:
                             yield chunk[0], known.pop(chunk[0])
         except BrokenProcessPool:
             for chunk in waiting.values():
-                yield chunk[0], _one_by_one(task, chunk)
+                yield chunk[0], _one_by_one(task, chunk, until)
 
 
-def _one_by_one(task: Task, seeds: Sequence[int]) -> Outcome:
+def _processes() -> BaseContext:
+    """Processes are forked from one that has imported what they need."""
+    context = get_context("forkserver")
+    own = str(Path(__file__).parent)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if own not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([own, *filter(None, paths)])
+    context.set_forkserver_preload(["work"])
+    return context
+
+
+def _one_by_one(task: Task, seeds: Sequence[int], until: float = math.inf) -> Outcome:
     """Each seed by itself, a process for as long as it lives."""
     left, total = list(seeds), Outcome()
-    while left:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    while left and time.monotonic() < until:
+        with ProcessPoolExecutor(1, mp_context=_processes()) as pool:
             try:
-                while left:
+                while left and time.monotonic() < until:
                     total.add(pool.submit(run_seeds, task, left[:1]).result())
                     left.pop(0)
             except BrokenProcessPool:
@@ -215,7 +257,7 @@ def _one_by_one(task: Task, seeds: Sequence[int]) -> Outcome:
 
 def run_apart(task: Task, case: Case) -> str | None:
     """What goes wrong with a case, in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=_processes()) as pool:
         try:
             bare = replace(case)  # compiled code is no part of what is sent
             found = pool.submit(finding, task, bare, Counter()).result()

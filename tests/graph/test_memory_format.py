@@ -1,4 +1,5 @@
-"""Norms and paddings have the strides of eager PyTorch, whatever those of their input."""
+"""Norms, paddings, rolls and scatters have the strides of eager PyTorch, whatever those of their
+input."""
 
 from __future__ import annotations
 
@@ -118,6 +119,93 @@ def test_strides_are_those_of_eager_pytorch(function: Callable[..., Tensor]) -> 
         found = _captured(all_of, (*inputs, *statistics))[-len(inputs) :]  # behind updates
         for x, theirs, ours in zip(inputs, expected, found, strict=True):
             assert _strides(ours) == _strides(theirs), (shape, x.stride())
+
+
+def _roll(x: Tensor) -> Tensor:
+    return torch.roll(x, 1, -1)
+
+
+def _roll_channels(x: Tensor) -> Tensor:
+    return torch.roll(x, -2, 1)
+
+
+def _roll_nothing(x: Tensor) -> Tensor:
+    return torch.roll(x, x.shape[0], 0)
+
+
+def _roll_twice(x: Tensor) -> Tensor:
+    return torch.roll(x, (1, 1), (0, 1))
+
+
+def _roll_all(x: Tensor) -> Tensor:
+    return torch.roll(x, 1)
+
+
+def _slice_scatter(x: Tensor) -> Tensor:
+    return torch.slice_scatter(x, x[:, 1:3] + 1, 1, 2, 4)
+
+
+def _select_scatter(x: Tensor) -> Tensor:
+    return torch.select_scatter(x, x[:, 1] + 1, 1, 2)
+
+
+def _diagonal_scatter(x: Tensor) -> Tensor:
+    return torch.diagonal_scatter(x, x.diagonal() + 1)
+
+
+MOVING = [
+    _roll, _roll_channels, _roll_nothing, _roll_twice, _roll_all, _slice_scatter,
+    _select_scatter, _diagonal_scatter,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", MOVING, ids=lambda function: function.__name__)
+@torch.no_grad()
+def test_strides_of_what_moves_values_are_those_of_eager_pytorch(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    for shape in SHAPES:
+        inputs = list(_layouts(shape))
+
+        def all_of(*args: Tensor) -> list[Tensor]:
+            return [function(x) * 1 for x in args]
+
+        found = _captured(all_of, tuple(inputs))
+        for x, theirs, ours in zip(inputs, all_of(*inputs), found, strict=True):
+            assert _strides(ours) == _strides(theirs), (shape, x.stride())
+
+
+@pytest.mark.parametrize("engine", ["dvm", "auto"])
+@torch.no_grad()
+def test_what_is_scattered_into_an_expanded_tensor_is_dense(engine: str) -> None:
+    """Of its elements two may differ, which were one before; through a view that is updated too."""
+
+    def scatter(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        wide = x.expand(4, 5)
+        diagonal = x[0] + z.expand(5, 5)
+        made = torch.diagonal_scatter(z.expand(5, 5), y)
+        parts = (
+            torch.slice_scatter(wide, y.expand(2, 5), 0, 1, 3),
+            torch.select_scatter(wide, y, 0, 3),
+        )
+        own = (x * 2).expand(4, 5).diagonal(-1)
+        return (*parts, made, diagonal, own + y[0])
+
+    args = torch.randn(1, 5), torch.randn(5), torch.randn(5)
+    torch._dynamo.reset()
+    quick = {"cost": "static", "verify": False} if engine == "auto" else None
+    found = vtc.compile(scatter, engine=engine, options=quick)(*args)
+    torch.testing.assert_close(found, scatter(*args))
+
+
+@torch.no_grad()
+def test_places_in_a_pooled_tensor_are_those_of_eager_pytorch() -> None:
+    def places(x: Tensor) -> Tensor:
+        return F.max_pool1d(x, 2).as_strided((10,), (1,))
+
+    x = torch.randn(3, 8, 5).transpose(1, 2)
+    torch._dynamo.reset()
+    torch.testing.assert_close(vtc.compile(places, engine="dvm")(x), places(x))
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from vtc import errors
 from vtc.graph import program
 from vtc.graph.functional import traced
-from vtc.graph.memory_format import Laid, misjudged
+from vtc.graph.memory_format import Laid, misjudged, scatter_densely
 from vtc.graph.program import InputView, Program
 from vtc.graph.strides import alike, is_empty, restrided
 from vtc.graph.vmaps import functorch_restored, without_vmap
@@ -57,6 +57,7 @@ def capture(
     try:
         with torch.no_grad(), mode, functorch_restored(), fx.traceback.preserve_node_meta():
             trace = traced(lifted, fakes, mode, updated, mode_type)
+            scatter_densely(trace)
             with _no_new_sizes(mode):
                 outputs, aliases, storages = returned(lifted, fakes, updated)
             restride(trace, outputs, storages)

@@ -109,7 +109,7 @@ class _Functional(FunctionalTensorMode):
             return args[0]
         result = super().__torch_dispatch__(func, types, args, kwargs)
         with self:
-            return laid_out(func, args, result)
+            return laid_out(func, args, kwargs or {}, result)
 
 
 def functional(
@@ -225,7 +225,7 @@ class _Plain(_Functional):
             x, weight, bias, mean, variance, _, momentum, eps, *_ = args
             norm = aten._native_batch_norm_legit_no_training.default
             normalized = norm(x, weight, bias, mean, variance, momentum, eps)[0]
-            return laid_out(func, args, normalized)
+            return laid_out(func, args, kwargs, normalized)
         if not isinstance(func, torch._ops.OpOverload) or func in _NORMS:
             raise _Updates
         apart = _hides_writes(func, args) or _decomposes(func)
@@ -238,7 +238,7 @@ class _Plain(_Functional):
             raise _Updates
         if func is aten.lift_fresh.default:  # a literal, which is a new tensor in each call
             func = aten.lift_fresh_copy.default
-        return laid_out(func, args, func(*args, **kwargs))
+        return laid_out(func, args, kwargs, func(*args, **kwargs))
 
 
 def _only_reads(*args: Any, **kwargs: Any) -> bool:

@@ -1,4 +1,6 @@
-"""The memory formats in which PyTorch's kernels give norms and paddings on a CPU.
+"""Layouts that PyTorch's fake tensors get wrong.
+
+The memory formats in which PyTorch's kernels give norms and paddings on a CPU:
 
     x: (2, 5, 9), strides (45, 1, 5)      batch_norm(x): strides (45, 9, 1), on fakes (45, 1, 5)
 
@@ -7,17 +9,27 @@ The kernels lay their result out channels-last or contiguous, as `x.suggest_memo
 fake of a batch norm keeps the strides of the input instead; that of a group norm is contiguous, as
 is that of a padding by reflection or replication in some releases. Whether a reshape behind it
 copies would be told wrongly. On CUDA nothing is changed.
+
+So has a roll, which joins two parts. A `max_pool1d` is contiguous, and follows its input on fakes.
+
+What is scattered into an expanded tensor is dense, as two of its elements may differ. The fakes of
+some releases keep the strides of the expanded tensor:
+
+    x: (4, 3), strides (0, 1)      slice_scatter(x, ...): strides (3, 1), on fakes (0, 1)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch._prims_common import suggest_memory_format
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -37,11 +49,26 @@ _OPERATORS = frozenset(
 )
 
 
-def laid_out(func: Any, args: Sequence[Any], result: Any) -> Any:
+_SCATTERS = frozenset(
+    {
+        aten.slice_scatter.default,
+        aten.select_scatter.default,
+        aten.diagonal_scatter.default,
+        aten.as_strided_scatter.default,
+    }
+)
+
+
+def laid_out(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
     """`result`, of `func` on `args`, with the strides that eager PyTorch gives it.
 
-    A result that has them is returned as it is, any other as a copy.
+    A result that has them is returned as it is, any other as a copy, or computed anew.
     """
+    if func in _SCATTERS and repeats(result):
+        return func(args[0].clone(), *args[1:], **kwargs)
+    if func in (aten.roll.default, aten.max_pool1d.default) and args[0].device.type == "cpu":
+        kind = _rolled(*args) if func is aten.roll.default else torch.contiguous_format
+        return result if _lies(result, kind) else result.contiguous(memory_format=kind)
     edges = func is aten.pad.default and len(args) > 2 and args[2] in ("reflect", "replicate")
     if (func not in _OPERATORS and not edges) or args[0].device.type != "cpu":
         return result
@@ -53,23 +80,88 @@ def laid_out(func: Any, args: Sequence[Any], result: Any) -> Any:
     return first if isinstance(result, torch.Tensor) else (first, *result[1:])
 
 
+def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """The memory format of a roll: that in which its two parts are joined, dimension by dimension
+    (ATen, `native/TensorTransformations.cpp`)."""
+    numbers = all(isinstance(n, int) for n in (*x.shape, *x.stride(), *shifts))
+    if not dims or not numbers or 0 in x.shape:
+        return torch.contiguous_format
+    with _disable_current_modes():
+        own = torch.empty_strided(x.shape, x.stride(), device="meta")
+        for shift, dim in zip(shifts, dims, strict=True):
+            size = own.shape[dim]
+            start = (size - shift) % size
+            parts = own.narrow(dim, start, size - start), own.narrow(dim, 0, start)
+            own = torch.cat(parts, dim)
+        return suggest_memory_format(own)
+
+
+def _lies(tensor: torch.Tensor, kind: Any) -> bool:
+    return tensor.is_contiguous(memory_format=kind)
+
+
 class Laid(TorchDispatchMode):
     """Runs a graph on fakes with the strides of eager PyTorch."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        return laid_out(func, args, func(*args, **(kwargs or {})))
+        kwargs = kwargs or {}
+        return laid_out(func, args, kwargs, func(*args, **kwargs))
+
+
+def repeats(tensor: torch.Tensor) -> bool:
+    """Do several elements lie at one address?"""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(
+        isinstance(step, int) and step == 0 and not (isinstance(size, int) and size <= 1)
+        for size, step in pairs
+    )
+
+
+def scatter_densely(traced: fx.GraphModule) -> None:
+    """Scatters, in place, into copies of expanded tensors, where functionalization made the calls.
+
+    before: slice_scatter(expand(x), y)      with the strides of expand(x)
+    after:  slice_scatter(clone(expand(x)), y)
+    """
+    graph, changed = traced.graph, set[fx.Node]()
+    for node in list(graph.nodes):
+        if node.target in _SCATTERS and repeats(node.meta["val"]):
+            with graph.inserting_before(node):
+                base = graph.call_function(aten.clone.default, (node.args[0],))
+            base.meta.update(node.meta)
+            _evaluate(base)
+            node.args = (base, *node.args[1:])
+            changed.add(node)
+        reads = node in changed or not changed.isdisjoint(node.all_input_nodes)
+        if reads and node.op == "call_function":
+            changed.add(node)
+            _evaluate(node)
+    if changed:
+        traced.recompile()
+
+
+def _evaluate(node: fx.Node) -> None:
+    """The node's fake value, by those of its operands."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    mode = detect_fake_mode(pytree.tree_leaves((args, kwargs)))
+    with mode or contextlib.nullcontext():
+        node.meta["val"] = node.target(*args, **kwargs)
 
 
 def misjudged(node: fx.Node) -> bool:
     """May a node of Dynamo's graph have strides other than those of eager PyTorch?"""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    found = node.meta.get("example_value")
+    if name.endswith("_scatter"):
+        return not isinstance(found, torch.Tensor) or repeats(found)
+    if name == "roll":
+        return not isinstance(found, torch.Tensor) or found.dim() > 2
     if not any(part in name for part in ("batch_norm", "group_norm", "pad")):
         return False
     given = node.args[0] if node.args else node.kwargs.get("input")
     x = given.meta.get("example_value") if isinstance(given, fx.Node) else None
-    found = node.meta.get("example_value")
     if not isinstance(x, torch.Tensor) or not isinstance(found, torch.Tensor):
         return True
     return x.device.type == "cpu" and not found.is_contiguous(

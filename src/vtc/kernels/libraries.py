@@ -82,13 +82,20 @@ def accepts_load(node: fx.Node, operand: int, index_map: IndexMap, base: torch.T
         return view is not None and (base.device.type != "cpu" or _dense(view.shape, view.stride))
     if view is not None:
         return True
+    return grouped_operand(node, operand, index_map) is not None
+
+
+def grouped_operand(node: fx.Node, operand: int, index_map: IndexMap) -> Grouped | None:
+    """The heads of argument `operand`, if the map repeats heads and the kernel can be called on
+    them as they are (`grouped_call`)."""
     grouped = grouped_heads(index_map)
-    if grouped is None:
-        return False
-    rank = len(index_map.shape)
+    if grouped is None or grouped.dim != len(index_map.shape) - 3:
+        return None
     if node.target in ATTENTIONS:
-        return operand in (1, 2) and grouped.dim == rank - 3 and not grouped.swapped
-    return node.target is aten.matmul.default and operand == 1 and _groups_matmul(node, grouped)
+        taken = operand in (1, 2) and not grouped.swapped
+    else:
+        taken = node.target is aten.matmul.default and operand == 1 and _groups_matmul(node)
+    return grouped if taken else None
 
 
 def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -101,12 +108,9 @@ def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def _groups_matmul(node: fx.Node, grouped: Grouped) -> bool:
+def _groups_matmul(node: fx.Node) -> bool:
     left = value_of(node.args[0])
-    return (
-        left.dim() == value_of(node.args[1]).dim() == value_of(node).dim()
-        and grouped.dim == left.dim() - 3
-    )
+    return bool(left.dim() == value_of(node.args[1]).dim() == value_of(node).dim())
 
 
 def grouped_call(

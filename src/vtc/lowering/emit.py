@@ -174,7 +174,7 @@ class StepGraph:
         found = {}
         for (user, position), (source, index_map) in self.homes.through.items():
             if user is node:
-                heads = libraries.grouped_heads(index_map)
+                heads = libraries.grouped_operand(node, position, index_map)
                 if heads is not None:
                     found[position] = source, heads, index_map.shape
         if len({heads.repeats for _, heads, _ in found.values()}) != 1:

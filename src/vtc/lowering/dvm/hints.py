@@ -72,7 +72,11 @@ class Hints:
         tensors are checked by the call."""
         if not any(self.unit(size) for shape in shapes for size in shape):
             return
-        for piece in load.substitute(self.values).pieces:
+        try:
+            known = load.substitute(self.values)
+        except ZeroDivisionError:  # it has no elements now, and is not told for other sizes
+            raise TooWide from None
+        for piece in known.pieces:
             if not isinstance(piece.source, int) or piece.empty:
                 continue
             for form, size in zip(piece.forms, shapes[piece.source], strict=True):
