@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules import module as module_calls
 
 from vtc.runtime.direct import Code, Codes, direct, suits
@@ -45,7 +45,7 @@ def called_directly(compiled: Callable[..., Any]) -> Callable[..., Any]:
     lazy = inspect.getattr_static(model, "_initialize_hook", None) is not None
     if not suits(function) or not names or lazy or "forward" in vars(model):
         return compiled
-    codes = _ModuleCodes(model, function, innermost_backend(compiled.dynamo_ctx.callback))
+    codes = _ModuleCodes(model, function, _innermost(compiled.dynamo_ctx.callback))
     stock = compiled.forward
 
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -56,6 +56,13 @@ def called_directly(compiled: Callable[..., Any]) -> Callable[..., Any]:
     noted.__dict__.update(vars(stock))
     compiled.forward = direct(function, noted, codes, model)
     return compiled
+
+
+def _innermost(callback: Any) -> Any:
+    """The backend inside of what Dynamo wraps around it."""
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    return callback
 
 
 class _ModuleCodes(Codes):
@@ -69,7 +76,8 @@ class _ModuleCodes(Codes):
         """Takes up what Dynamo has made since the last time."""
         known = {id(code.manager) for code in self.known}
         for entry in reversed(_debug_get_cache_entry_list(self.code)):
-            if entry.backend is self.backend and id(entry.guard_manager) not in known:
+            made_by = getattr(entry, "backend", None)
+            if made_by is self.backend and id(entry.guard_manager) not in known:
                 self.add(self.code, _Guarded(entry))
 
     def made(self, code: Any, manager: Any) -> Code:
