@@ -22,11 +22,12 @@ from torch._dynamo import eval_frame, utils
 
 KEPT = 8  # compiled codes of one function; a call that none of the last fits is torch.compile's
 
-_UTILITIES = f"__import_{utils.__name__.replace('.', '_dot_')}"
+# Names of globals that Dynamo makes: the module of its utilities, and compiled graphs.
+UTILITIES = f"__import_{utils.__name__.replace('.', '_dot_')}"
 _UTILITY_FUNCTIONS = SimpleNamespace(
     **(vars(utils) | {"call_size": torch.Tensor.size, "call_stride": torch.Tensor.stride})
 )
-_GRAPH = "__compiled_fn"
+GRAPH = "__compiled_fn"
 _RESUME = "__resume_at"
 _OWN = "_vtc_"
 _CALL = """\
@@ -58,7 +59,8 @@ class Code:
 
     def __init__(self, function: FunctionType, code: CodeType, manager: Any) -> None:
         self.manager, self.check = manager, manager.root.check
-        self.run = FunctionType(code, _globals(function, code), function.__name__)
+        self.plain = FunctionType(code, _globals(function, code), function.__name__)
+        self.run: Callable[..., Any] = self.plain
 
     @property
     def valid(self) -> bool:
@@ -76,9 +78,9 @@ def _globals(function: FunctionType, code: CodeType) -> dict[str, Any]:
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "MAKE_FUNCTION"):
             return function.__globals__
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            if name == _UTILITIES:
+            if name == UTILITIES:
                 found[name] = _UTILITY_FUNCTIONS
-            elif name.startswith(_GRAPH):
+            elif name.startswith(GRAPH):
                 graph = function.__globals__[name]
                 found[name] = getattr(graph, "_torchdynamo_orig_callable", graph)
             else:

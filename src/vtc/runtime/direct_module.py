@@ -21,6 +21,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.nn.modules import module as module_calls
 
 from vtc.runtime.direct import Code, Codes, direct, suits
+from vtc.runtime.folded import folded
 from vtc.runtime.guard_watch import GuardWatch, can_watch, watch_guards
 
 # A model that changes between all of its calls is not watched: to begin takes longer than to check.
@@ -110,14 +111,15 @@ class _ModuleCode(Code):
         if watch is not None:
             if watch():
                 return watch.check(values)
-            self.watch = None
+            self.watch, self.run = None, self.plain
         if self.hooked():
             return False
         # Begun before the guards are checked: what changes meanwhile is seen by the next call.
         watch = self.begun()
         if not self.guards.check(values):
             return False
-        self.watch = watch
+        if watch is not None:
+            self.watch, self.run = watch, folded(self.plain, self.codes.model, watch)
         return True
 
     def begun(self) -> GuardWatch | None:

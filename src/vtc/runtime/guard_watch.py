@@ -71,7 +71,7 @@ class GuardWatch:
             raise Unwatchable
         keys = _keys_places(tensors)  # raises for a tensor of another kind than it takes it for
         # Strong references: what is watched stays in its place.
-        self._kept = (tree.dicts, tree.modules, tree.tensors)
+        self._kept: tuple[dict[int, Any], ...] = (tree.dicts, tree.modules, tree.tensors)
         objects = [*map(_type_place, tree.modules.values()), *map(_type_place, tensors)]
         objects += map(_dict_place, tree.modules.values())
         objects += map(_implementation_place, tensors)
@@ -87,6 +87,10 @@ class GuardWatch:
     def __call__(self) -> bool:
         dicts, words, keys, layouts = self._parts
         return dicts() and words() and keys() and layouts()
+
+    def watches(self, value: Any) -> bool:
+        """Is the value a dictionary, a module or a tensor whose changes are seen?"""
+        return any(id(value) in kept for kept in self._kept)
 
 
 class Unwatchable(Exception):  # noqa: N818 - not an error: the guards are checked then
@@ -118,6 +122,9 @@ def watch_guards(
     try:
         for accessor, manager in zip(accessors, managers, strict=True):
             if accessor.repr().startswith(f"FrameLocalsGuardAccessor(key='{name}'"):
+                tree.visit(manager, module)  # finds what is seen, of which aliases speak
+                tree.watched.clear()
+                tree.keys.clear()
                 tree.visit(manager, module)
         tree.note(module)
         for own in (vars(module), *more):
@@ -149,7 +156,8 @@ class _Tree:
     """A walk of guard managers beside the objects that they look at.
 
     sources: how many managers have a source text. watched: the sources of managers that are left to
-    the watch, with all below. dicts, modules, tensors: what is to be watched, by id.
+    the watch, with all below. dicts, modules, tensors: what is to be watched, by id. keys: texts of
+    the dispatch keys that a guard is kept for. seen: the sources of all that is watched.
     """
 
     sources: Counter[str]
@@ -158,6 +166,7 @@ class _Tree:
     modules: dict[int, nn.Module] = field(default_factory=dict)
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
 
     def visit(self, manager: Any, value: Any) -> bool:
         """Notes what is watched at and below a manager; tells if that is all that it looks at."""
@@ -167,8 +176,9 @@ class _Tree:
         accessors, children = manager.get_accessors(), manager.get_child_managers()
         if len(accessors) != len(children):
             return False
+        self.seen.add(manager.get_source())
         leaves = manager.get_leaf_guards()
-        whole = all(type(leaf).__name__ in _GUARDS[kind] for leaf in leaves)
+        whole = all(self._follows(leaf, _GUARDS[kind]) for leaf in leaves)
         whole = not (kind == "tensor" and self._first_of_its_keys(leaves)) and whole
         for accessor, child in zip(accessors, children, strict=True):
             below = _step(accessor, kind, value)
@@ -184,6 +194,13 @@ class _Tree:
             self.watched.add(source)
             return True
         return False
+
+    def _follows(self, leaf: Any, known: frozenset[str]) -> bool:
+        """Does a guard follow from what is watched? That two things are one does if both are."""
+        if type(leaf).__name__ != "OBJECT_ALIASING":
+            return type(leaf).__name__ in known
+        parts = [part.partition("#")[0].split(" is ") for part in leaf.verbose_code_parts()]
+        return all(len(two) == 2 and {t.strip() for t in two} <= self.seen for two in parts)
 
     def note(self, value: Any) -> str | None:
         """The kind of a value, which is watched from now on; None for one that cannot be."""
