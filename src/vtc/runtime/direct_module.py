@@ -24,8 +24,9 @@ from vtc.runtime.direct import Code, Codes, direct, suits
 from vtc.runtime.folded import folded
 from vtc.runtime.guard_watch import GuardWatch, can_watch, watch_guards
 
-# A model that changes between all of its calls is not watched: to begin takes longer than to check.
-PATIENCE = 32
+# A watch is begun so many times, not counting those that then served for so many calls: to begin
+# takes longer than to check guards.
+PATIENCE, WORTH = 32, 100
 
 _CALLS = {name: inspect.getattr_static(nn.Module, name) for name in ("__call__", "_call_impl")}
 _HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
@@ -101,7 +102,7 @@ class _ModuleCode(Code):
         self.codes, self.guards = codes, manager.root
         self.check = self.holds
         self.watch: GuardWatch | None = None
-        self.patience = PATIENCE
+        self.patience, self.served = PATIENCE, 0
 
     def holds(self, values: dict[str, Any]) -> bool:
         """May the code run on these arguments, `forward`'s parameters by name?"""
@@ -110,9 +111,10 @@ class _ModuleCode(Code):
         watch = self.watch
         if watch is not None:
             if watch():
+                self.served += 1
                 return watch.check(values)
             self.watch, self.run = None, self.plain
-        if self.hooked():
+        if self.hooked() or not self.guards.check(values):
             return False
         # Begun before the guards are checked: what changes meanwhile is seen by the next call.
         watch = self.begun()
@@ -123,9 +125,10 @@ class _ModuleCode(Code):
         return True
 
     def begun(self) -> GuardWatch | None:
-        if not self.patience:
+        self.patience -= self.served < WORTH
+        self.served = 0
+        if self.patience < 0:
             return None
-        self.patience -= 1
         codes, model = self.codes, self.codes.model
         more = [getattr(model, name) for name in _HOOKS]
         return watch_guards(self.guards, codes.code.co_varnames[0], model, more)
