@@ -220,7 +220,10 @@ class _Tree:
     def _first_of_its_keys(self, leaves: list[Any]) -> bool:
         """Is this the first tensor of its dispatch keys? Its guard stays: how the thread's state
         (inference mode, say) changes the keys of tensors is not watched."""
-        text = "".join(part for leaf in leaves for part in leaf.verbose_code_parts())
+        kept = [leaf for leaf in leaves if type(leaf).__name__ == "TENSOR_MATCH"]
+        if not kept:
+            return False
+        text = "".join(part for leaf in kept for part in leaf.verbose_code_parts())
         found = re.search(r"DispatchKeySet\([^)]*\)", text)
         keys = found[0] if found else text
         first = keys not in self.keys
