@@ -28,6 +28,7 @@ from vtc.lowering.settings import Compiled, Progress, Settings
 from vtc.options import Engine, Objective, Options, check_engine, check_objective
 from vtc.runtime import dvm, dvm_compile
 from vtc.runtime.candidates import Candidates
+from vtc.runtime.direct_module import called_directly
 from vtc.runtime.exported import Exported, name_of
 from vtc.runtime.rival import Rival, rival
 from vtc.runtime.stock import Unsuitable, fall_back, refuse_gradients, refuse_subclasses, separate
@@ -68,7 +69,9 @@ def compile(
     settings = _settings(engine, objective, options)
     if engine == "dvm" and dynamic is not False:
         return dvm_compile.dynamic(imported(model), Backend(settings))
-    compiled = torch.compile(imported(model), backend=Backend(settings), dynamic=dynamic)
+    compiled = called_directly(
+        torch.compile(imported(model), backend=Backend(settings), dynamic=dynamic)
+    )
     return _Frozen(compiled) if settings.options.freeze else compiled
 
 

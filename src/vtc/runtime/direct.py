@@ -22,11 +22,12 @@ from torch._dynamo import eval_frame, utils
 
 KEPT = 8  # compiled codes of one function; a call that none of the last fits is torch.compile's
 
-_UTILITIES = f"__import_{utils.__name__.replace('.', '_dot_')}"
+# Names of globals that Dynamo makes: the module of its utilities, and compiled graphs.
+UTILITIES = f"__import_{utils.__name__.replace('.', '_dot_')}"
 _UTILITY_FUNCTIONS = SimpleNamespace(
     **(vars(utils) | {"call_size": torch.Tensor.size, "call_stride": torch.Tensor.stride})
 )
-_GRAPH = "__compiled_fn"
+GRAPH = "__compiled_fn"
 _RESUME = "__resume_at"
 _OWN = "_vtc_"
 _CALL = """\
@@ -40,15 +41,17 @@ def call({signature}):
         _vtc_values = {{{values}}}
         for _vtc_known in _vtc_codes.known:
             if _vtc_known.manager.cache_entry is not None and _vtc_known.check(_vtc_values):
-                return _vtc_known.run({arguments})
+                return _vtc_known.run({all_arguments})
     finally:
         _vtc_set(_vtc_before)
     return _vtc_compiled({arguments})
 """
 # Defaults are the function's at the time of the call.
 _DEFAULTS = """if {missing}:
-        _vtc_given = {{{values}}}.items()
-        return _vtc_compiled(**{{n: v for n, v in _vtc_given if v is not _vtc_missing}})"""
+        if _vtc_function.__defaults__ is not _vtc_defaults:
+            _vtc_given = {{{values}}}.items()
+            return _vtc_compiled(**{{n: v for n, v in _vtc_given if v is not _vtc_missing}}{more})
+        {fill}"""
 
 
 class Code:
@@ -56,7 +59,8 @@ class Code:
 
     def __init__(self, function: FunctionType, code: CodeType, manager: Any) -> None:
         self.manager, self.check = manager, manager.root.check
-        self.run = FunctionType(code, _globals(function, code), function.__name__)
+        self.plain = FunctionType(code, _globals(function, code), function.__name__)
+        self.run: Callable[..., Any] = self.plain
 
     @property
     def valid(self) -> bool:
@@ -74,9 +78,9 @@ def _globals(function: FunctionType, code: CodeType) -> dict[str, Any]:
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "MAKE_FUNCTION"):
             return function.__globals__
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            if name == _UTILITIES:
+            if name == UTILITIES:
                 found[name] = _UTILITY_FUNCTIONS
-            elif name.startswith(_GRAPH):
+            elif name.startswith(GRAPH):
                 graph = function.__globals__[name]
                 found[name] = getattr(graph, "_torchdynamo_orig_callable", graph)
             else:
@@ -98,49 +102,73 @@ class Codes:
             return
         if any(name.startswith(_RESUME) for name in guarded.code.co_names):
             return
-        made = Code(self.function, guarded.code, guarded.guard_manager)
+        made = self.made(guarded.code, guarded.guard_manager)
         self.known = (made, *(code for code in self.known if code.valid))[:KEPT]
+
+    def made(self, code: CodeType, manager: Any) -> Code:
+        """The code as it is to be run."""
+        return Code(self.function, code, manager)
 
 
 def suits(function: Any) -> bool:
-    """Can calls of `function` be made directly? Of a plain function that has no variadic and no
-    keyword-only parameters, and that reads no variable of another."""
+    """Can calls of `function` be made directly? Of a plain function that has no keyword-only
+    parameters, and that reads no variable of another."""
     if type(function) is not FunctionType or hasattr(function, "_torchdynamo_orig_callable"):
         return False
     code = function.__code__
-    variadic = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
-    names = code.co_varnames[: code.co_argcount]
     unnamed = code.co_posonlyargcount and function.__defaults__  # cannot be passed on by name
-    if variadic or code.co_kwonlyargcount or code.co_freevars or unnamed:
+    if code.co_kwonlyargcount or code.co_freevars or unnamed:
         return False
+    names = (*code.co_varnames[: code.co_argcount], *_variadic(code).values())
     return not any(name.startswith(_OWN) for name in names)
 
 
+def _variadic(code: CodeType) -> dict[str, str]:
+    """The parameters that take any number of arguments: "*" and "**" to their names."""
+    names = iter(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
+    stars = {"*": inspect.CO_VARARGS, "**": inspect.CO_VARKEYWORDS}
+    return {star: next(names) for star, flag in stars.items() if code.co_flags & flag}
+
+
 def direct(
-    function: FunctionType, compiled: Callable[..., Any], codes: Codes
+    function: FunctionType,
+    compiled: Callable[..., Any],
+    codes: Codes,
+    module: torch.nn.Module | None = None,
 ) -> Callable[..., Any]:
-    """`compiled`, which `torch.compile` made of `function`, with direct calls of `codes`.
+    """`compiled`, which `torch.compile` made of `function`, with direct calls of `codes`. With a
+    `module` both are calls of it: the first parameter of `function`, which `compiled` lacks.
 
     It is written out with the parameters of `function`, so that a call packs no arguments. What
     traces a call without a dispatch mode (FX, `torch.jit.trace`, functorch) hands it values that no
     guard on a plain tensor accepts.
     """
-    code = function.__code__
+    code, defaults = function.__code__, function.__defaults__ or ()
+    bound = module is not None
     names = code.co_varnames[: code.co_argcount]
-    values = ", ".join(f"{name!r}: {name}" for name in names)
-    left_out = names[len(names) - len(function.__defaults__ or ()) :]
-    signature = [f"{n}=_vtc_missing" if n in left_out else n for n in names]
-    if code.co_posonlyargcount:
-        signature.insert(code.co_posonlyargcount, "/")
+    given = names[bound:]
+    variadic = _variadic(code)
+    starred = [star + name for star, name in variadic.items()]
+    pairs, more = ([f"{n!r}: {n}" for n in some] for some in (given, variadic.values()))
+    own = [f"{names[0]!r}: _vtc_module"] if bound else []
+    left_out = names[len(names) - len(defaults) :]
+    signature = [f"{n}=_vtc_missing" if n in left_out else n for n in given]
+    if code.co_posonlyargcount > bound:
+        signature.insert(code.co_posonlyargcount - bound, "/")
+    fill = [f"if {n} is _vtc_missing: {n} = _vtc_defaults[{k}]" for k, n in enumerate(left_out)]
     text = _CALL.format(
-        signature=", ".join(signature),
+        signature=", ".join((*signature, *starred)),
         defaults=_DEFAULTS.format(
-            missing=" or ".join(f"{name} is _vtc_missing" for name in left_out), values=values
+            missing=" or ".join(f"{name} is _vtc_missing" for name in left_out),
+            values=", ".join(pairs),
+            more=f", **{variadic['**']}" if "**" in variadic else "",
+            fill="\n        ".join(fill),
         )
         if left_out
         else "",
-        arguments=", ".join(names),
-        values=values,
+        arguments=", ".join((*given, *starred)),
+        all_arguments=", ".join((*["_vtc_module"] * bound, *given, *starred)),
+        values=", ".join((*own, *pairs, *more)),
     )
     made: dict[str, Any] = {
         "_vtc_frames": eval_frame,
@@ -149,6 +177,9 @@ def direct(
         "_vtc_codes": codes,
         "_vtc_compiled": compiled,
         "_vtc_missing": object(),
+        "_vtc_function": function,
+        "_vtc_defaults": function.__defaults__,
+        "_vtc_module": module,
     }
     exec(compile(text, "<vtc call>", "exec"), made)
     call: Any = made["call"]

@@ -31,6 +31,7 @@ from vtc.program.module import Module
 from vtc.runtime.bound import Bound, can_be_bound
 from vtc.runtime.calls import sharing
 from vtc.runtime.direct import Codes, direct, suits
+from vtc.runtime.direct_module import called_directly
 from vtc.runtime.dvm import Machine, Program, native_machine
 from vtc.runtime.stock import Unsuitable, refuse_gradients
 from vtc.runtime.tracing import quick_tracing
@@ -88,6 +89,8 @@ def planned(
     Raises CaptureError, TooWide.
     """
     started = time.perf_counter()
+    if any(t.is_neg() or t.is_conj() for t in inputs if isinstance(t, torch.Tensor)):
+        raise errors.CaptureError("the graph", "an argument is a view that negates or conjugates")
     captured = capture(graph_module, inputs, branches=True)
     if symbolic_config.backed_size_oblivious:
         exclude_empty(captured.inputs)
@@ -167,7 +170,9 @@ def dynamic(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
     codes = Codes(model) if isinstance(model, FunctionType) and suits(model) else None
     context.callback = _Traced(context.callback, codes)
     compiled: Callable[..., Any] = context(model)
-    return compiled if codes is None else direct(codes.function, compiled, codes)
+    if codes is None:
+        return called_directly(compiled)
+    return direct(codes.function, compiled, codes)
 
 
 class _Traced:
@@ -183,6 +188,8 @@ class _Traced:
         self.codes = codes
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_torchdynamo_orig_backend":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self._torchdynamo_orig_backend, name)
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:

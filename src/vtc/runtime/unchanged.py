@@ -48,6 +48,18 @@ def _functions() -> tuple[int, ...] | None:
     return known if len(known) == len(_NAMES) else None
 
 
+@functools.cache
+def requires_grad_function() -> int | None:
+    """The address of c10::TensorImpl::requires_grad() const; None if libc10 does not export it."""
+    path = Path(torch.__file__).parent / "lib" / "libc10.so"
+    try:
+        library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        function = library._ZNK3c1010TensorImpl13requires_gradEv
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
 def watch(tensors: Sequence[torch.Tensor], counted: Sequence[bool]) -> Callable[[], bool]:
     """A function that tells if every tensor is where it was, laid out as it was, and at the version
     that it had where that is `counted`. Versions of inference tensors cannot be counted:
@@ -59,7 +71,7 @@ def watch(tensors: Sequence[torch.Tensor], counted: Sequence[bool]) -> Callable[
         storages = list(map(_storage, kept))
         implementations = [t._cdata for t in kept]
         native = machine.native_module().TensorWatch(
-            functions, implementations, storages, list(counted)
+            [*functions, 0], implementations, storages, list(counted)
         )
         return _Native(native, kept)
     versions = [t for t, own in zip(kept, counted, strict=True) if own]
@@ -70,6 +82,22 @@ def watch(tensors: Sequence[torch.Tensor], counted: Sequence[bool]) -> Callable[
 
     before = state()
     return lambda: state() == before
+
+
+def watch_layouts(tensors: Sequence[torch.Tensor]) -> Callable[[], bool] | None:
+    """A function that tells if every tensor is where it was, laid out as it was, and requires
+    gradients if it did. It may be called only while each object still stands for the same
+    TensorImpl. None where libtorch does not export what it needs."""
+    functions, requires_grad = _functions(), requires_grad_function()
+    if functions is None or requires_grad is None:
+        return None
+    native = machine.native_module().TensorWatch(
+        [*functions, requires_grad],
+        [t._cdata for t in tensors],
+        list(map(_storage, tensors)),
+        [False] * len(tensors),
+    )
+    return native.unchanged
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -20,6 +20,7 @@
 #include "validate.h"
 #include "watch.h"
 #include "watch_dicts.h"
+#include "watch_words.h"
 
 namespace nb = nanobind;
 
@@ -117,16 +118,17 @@ std::unique_ptr<BoundProgram> bind(const Program& program, std::vector<uintptr_t
 void watch_tensors(vtc::TensorWatch* self, const std::vector<uintptr_t>& functions,
                    const std::vector<uintptr_t>& tensors, const std::vector<uintptr_t>& storages,
                    const std::vector<bool>& counted) {
-  if (functions.size() != 6 || storages.size() != tensors.size() ||
+  if (functions.size() != 7 || storages.size() != tensors.size() ||
       counted.size() != tensors.size())
-    throw nb::value_error("a watch needs six functions, and as much of each tensor");
+    throw nb::value_error("a watch needs seven functions, and as much of each tensor");
   vtc::TorchFunctions torch{
       reinterpret_cast<decltype(vtc::TorchFunctions::version)>(functions[0]),
       reinterpret_cast<decltype(vtc::TorchFunctions::data)>(functions[1]),
       reinterpret_cast<decltype(vtc::TorchFunctions::dims)>(functions[2]),
       reinterpret_cast<decltype(vtc::TorchFunctions::sizes)>(functions[3]),
       reinterpret_cast<decltype(vtc::TorchFunctions::strides)>(functions[4]),
-      reinterpret_cast<decltype(vtc::TorchFunctions::dtype)>(functions[5])};
+      reinterpret_cast<decltype(vtc::TorchFunctions::dtype)>(functions[5]),
+      reinterpret_cast<decltype(vtc::TorchFunctions::requires_grad)>(functions[6])};
   std::vector<vtc::WatchedTensor> watched;
   for (size_t i = 0; i < tensors.size(); ++i)
     watched.push_back({reinterpret_cast<const void*>(tensors[i]),
@@ -303,6 +305,9 @@ NB_MODULE(_native, m) {
   nb::class_<vtc::DictWatch>(m, "DictWatch")
       .def("__init__", &watch_dicts, nb::arg("dicts"))
       .def("unchanged", &vtc::DictWatch::unchanged);
+  nb::class_<vtc::WordWatch>(m, "WordWatch")
+      .def(nb::init<const std::vector<uintptr_t>&>(), nb::arg("places"))
+      .def("unchanged", &vtc::WordWatch::unchanged);
   m.def("dicts_are_counted", &vtc::DictWatch::counted);
   m.def("helpers_started", &vtc::helpers_started);
   m.def("take_workspace_peak", &vtc::take_workspace_peak);

@@ -22,7 +22,7 @@ void fetch(const void* at, size_t bytes) {
 TensorWatch::TensorWatch(TorchFunctions torch, const std::vector<WatchedTensor>& tensors)
     : torch_(torch) {
   for (const WatchedTensor& t : tensors) {
-    State s{t.tensor, t.storage, nullptr, -1, -1, 0};
+    State s{t.tensor, t.storage, nullptr, -1, -1, 0, false};
     int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
     if (torch_.data(&s.tensor, &s.data) != 0) s.data = nullptr;
     if (torch_.dims(&s.tensor, &dims) == 0 && torch_.sizes(&s.tensor, &sizes) == 0 &&
@@ -33,6 +33,7 @@ TensorWatch::TensorWatch(TorchFunctions torch, const std::vector<WatchedTensor>&
     }
     torch_.dtype(&s.tensor, &s.dtype);
     if (t.counted) s.version = torch_.version(&s.tensor);
+    if (torch_.requires_grad) s.requires_grad = torch_.requires_grad(s.tensor);
     states_.push_back(s);
   }
 }
@@ -65,6 +66,7 @@ bool TensorWatch::same(const State& s, const int64_t* layout) const {
     return false;
   int32_t dtype = 0;
   if (torch_.dtype(&s.tensor, &dtype) != 0 || dtype != s.dtype) return false;
+  if (torch_.requires_grad && torch_.requires_grad(s.tensor) != s.requires_grad) return false;
   return s.version < 0 || torch_.version(&s.tensor) == s.version;
 }
 

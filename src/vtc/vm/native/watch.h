@@ -9,6 +9,8 @@ namespace vtc {
 // Functions that libtorch exports, on a pointer to a tensor: that is, to the address of its
 // TensorImpl. `version` is at::TensorBase::_version, which throws for a tensor that counts none; the
 // others are of the stable interface (aoti_torch_get_...), and give 0 where they succeed.
+// `requires_grad` is c10::TensorImpl::requires_grad, on the TensorImpl itself; null where it does not
+// matter.
 struct TorchFunctions {
   int64_t (*version)(const void* const*);
   int32_t (*data)(const void* const*, void**);
@@ -16,6 +18,7 @@ struct TorchFunctions {
   int32_t (*sizes)(const void* const*, int64_t**);
   int32_t (*strides)(const void* const*, int64_t**);
   int32_t (*dtype)(const void* const*, int32_t*);
+  bool (*requires_grad)(const void*);
 };
 
 // What is known of a tensor to be watched.
@@ -41,6 +44,7 @@ class TensorWatch {
     void* data;
     int64_t version;  // -1 where it does not matter
     int32_t dtype, dims;
+    bool requires_grad;
   };
 
   bool same(const State& s, const int64_t* layout) const;
