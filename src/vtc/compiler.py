@@ -114,9 +114,19 @@ def _settings(engine: str, objective: str, options: Options | Mapping[str, Any] 
     release = tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])
     if release < (2, 11):
         raise errors.UnsupportedTorchError(torch.__version__)
+    _guard_weights()
     chosen = Options.of(options)
     log.set_level(chosen.log_level)
     return Settings(objective, chosen, engine=engine)  # type: ignore[arg-type]
+
+
+def _guard_weights() -> None:
+    """PyTorch 2.11 skips a weight's guards while the dictionaries on the way to it are the same: it
+    misses new strides and gradients asked for. Later releases miss nothing."""
+    config = torch._dynamo.config
+    if getattr(config, "use_recursive_dict_tags_for_guards", False):
+        config.use_recursive_dict_tags_for_guards = False
+        config.skip_tensor_guards_with_matching_dict_tags = False
 
 
 class _Frozen:
