@@ -296,3 +296,19 @@ def test_the_callers_compiler_is_as_it_was(wrapped: list[str]) -> None:
     finally:
         after = set_eval_frame(before)
     assert after is False
+
+
+def test_a_default_is_a_constant_and_what_is_passed_may_change() -> None:
+    """Dynamo captures numbers that are passed as operands, which some operators cannot take."""
+
+    def activation(x: Tensor, alpha: float = 1.5) -> Tensor:
+        return torch.celu(x, alpha)
+
+    compiled, x = vtc.compile(activation, engine="dvm"), torch.randn(5, 7)
+    counters.reset()
+    torch.testing.assert_close(compiled(x), torch.celu(x, 1.5))
+    torch.testing.assert_close(compiled(-x), torch.celu(-x, 1.5))
+    assert (counters.captures, counters.eager) == (1, 0)
+    torch.testing.assert_close(compiled(x, 0.5), torch.celu(x, 0.5))
+    torch.testing.assert_close(compiled(x, 2.5), torch.celu(x, 2.5))
+    torch.testing.assert_close(compiled(x), torch.celu(x, 1.5))

@@ -104,10 +104,6 @@ class _Capture:
             self.arguments[i] = torch.empty_strided(
                 args[i].shape, args[i].stride(), dtype=args[i].dtype, device=args[i].device
             ).copy_(args[i])
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for i in self.copied:
-            by_dtype.setdefault(args[i].dtype, []).append(i)
-        self.together = [([self.arguments[i] for i in g], g) for g in by_dtype.values()]
         self._capture(run, Held([args[i] for i in updated]))
         storages = {args[i].untyped_storage()._cdata for i in in_place}
         self.views = [
@@ -137,8 +133,8 @@ class _Capture:
             self.outputs = run(*self.arguments)
 
     def replay(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        for buffers, numbers in self.together:  # one kernel for those of a dtype
-            torch._foreach_copy_(buffers, [args[i] for i in numbers], non_blocking=True)
+        for i in self.copied:
+            self.arguments[i].copy_(args[i], non_blocking=True)
         self.graph.replay()
         outputs = list(self.outputs)
         for k, copy in zip(self.held, self.copies(), strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,7 @@ def call({signature}):
     {defaults}
     _vtc_stance = _vtc_frames._stance
     if _vtc_stance.stance != "default" or _vtc_stance.backend is not None or _vtc_modes():
-        return _vtc_compiled({arguments})
+        return _vtc_stock({arguments})
     _vtc_before = _vtc_set(None)
     try:
         _vtc_values = {{{values}}}
@@ -44,7 +44,7 @@ def call({signature}):
                 return _vtc_known.run({all_arguments})
     finally:
         _vtc_set(_vtc_before)
-    return _vtc_compiled({arguments})
+    return _vtc_stock({arguments})
 """
 # Defaults are the function's at the time of the call.
 _DEFAULTS = """if {missing}:
@@ -130,6 +130,25 @@ def _variadic(code: CodeType) -> dict[str, str]:
     return {star: next(names) for star, flag in stars.items() if code.co_flags & flag}
 
 
+def _without_defaults(
+    compiled: Callable[..., Any], names: Sequence[str], defaults: Sequence[Any]
+) -> Callable[..., Any]:
+    """`compiled`, called with its parameters in order, without those that have their defaults:
+    Dynamo takes a default for a constant, but a number that is passed for one that changes."""
+    if not defaults:
+        return compiled
+    required = len(names) - len(defaults)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(names):
+            return compiled(*args, **kwargs)
+        last = zip(names[required:], args[required:], defaults, strict=True)
+        given = {name: value for name, value, default in last if value is not default}
+        return compiled(*args[:required], **given, **kwargs)
+
+    return call
+
+
 def direct(
     function: FunctionType,
     compiled: Callable[..., Any],
@@ -176,6 +195,7 @@ def direct(
         "_vtc_set": set_eval_frame,
         "_vtc_codes": codes,
         "_vtc_compiled": compiled,
+        "_vtc_stock": _without_defaults(compiled, given, defaults),
         "_vtc_missing": object(),
         "_vtc_function": function,
         "_vtc_defaults": function.__defaults__,
