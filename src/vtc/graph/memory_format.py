@@ -1,6 +1,6 @@
 """Layouts that PyTorch's fake tensors get wrong.
 
-The memory formats in which PyTorch's kernels give norms and paddings on a CPU:
+The memory formats in which PyTorch's kernels give norms, paddings and shuffles on a CPU:
 
     x: (2, 5, 9), strides (45, 1, 5)      batch_norm(x): strides (45, 9, 1), on fakes (45, 1, 5)
 
@@ -39,7 +39,8 @@ _NAMES = (
     "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional",
     "_batch_norm_with_update", "_batch_norm_with_update_functional", "_batch_norm_no_update",
     "group_norm", "native_group_norm", "reflection_pad2d", "reflection_pad3d",
-    "replication_pad2d", "replication_pad3d",
+    "replication_pad2d", "replication_pad3d", "channel_shuffle", "native_channel_shuffle",
+    "max_unpool2d",
 )  # fmt: skip
 _OPERATORS = frozenset(
     getattr(packet, name)
@@ -49,6 +50,8 @@ _OPERATORS = frozenset(
 )
 
 
+# Of the names that they have in Dynamo's graphs.
+_PARTS = ("batch_norm", "group_norm", "pad", "channel_shuffle", "max_unpool2d")
 _SCATTERS = frozenset(
     {
         aten.slice_scatter.default,
@@ -158,7 +161,7 @@ def misjudged(node: fx.Node) -> bool:
         return not isinstance(found, torch.Tensor) or repeats(found)
     if name == "roll":
         return not isinstance(found, torch.Tensor) or found.dim() > 2
-    if not any(part in name for part in ("batch_norm", "group_norm", "pad")):
+    if not any(part in name for part in _PARTS):
         return False
     given = node.args[0] if node.args else node.kwargs.get("input")
     x = given.meta.get("example_value") if isinstance(given, fx.Node) else None
