@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from vm.assembling import MASK, access, instr, kernel, number, program
-from vm.examples import attention
+from vm.examples import attention, branch, split_fold
 from vtc.vm import isa, machine
 
 TESTS = Path(__file__).parents[1]
@@ -74,6 +74,12 @@ def test_far_bounds_of_masks_are_bounds(bounds):
     low, high = bounds
     wanted = [7.0 if low <= i < high else 0.0 for i in range(8)]
     assert run(masked_store(*bounds), y)[0].tolist() == wanted
+
+
+@pytest.mark.parametrize("offset", [2**61, 2**63 - 1, -(2**61)])
+def test_addresses_of_what_is_masked_off_may_be_any(offset):
+    y = np.zeros(8, np.float32)
+    assert not run(masked_store(3, 3, offset), y)[0].any()
 
 
 def strided_lookup(stride, name="LOAD", columns=5):
@@ -184,3 +190,27 @@ def test_a_store_over_what_it_reads_does_no_harm(by, flags, columns, dtype):
     kept = np.ones(extent, bool)
     kept[10 + by : 10 + by + columns] = False
     assert np.array_equal(found[kept], x[kept])
+
+
+@pytest.mark.parametrize("name", ["BARRIER", "BRANCH", "JUMP", "END"])
+@pytest.mark.parametrize("length", [0, 4, 255])
+def test_steps_are_as_long_as_their_heads_say(name, length):
+    # Or else a reader that goes by the head would read other steps than those that were checked.
+    words = split_fold(0, 17, 5) if name == "BARRIER" else branch()
+    low, bits = isa.LAYOUT["length"]
+    for at, op in steps(words):
+        if op == name:
+            words[at] = words[at] & ~(((1 << bits) - 1) << low) | length << low
+            break
+    with pytest.raises(ValueError, match="length of a step"):
+        validated(words)
+
+
+def steps(words):
+    """(position, name) of the steps of a valid program."""
+    at = isa.HEAD_WORDS + isa.BUFFER_WORDS * (words[4] & 0xFFFF)
+    while at < len(words):
+        name = isa.BY_NUMBER[isa.field(words[at], "op")].name
+        yield at, name
+        is_kernel = name == "KERNEL"
+        at = isa.decode_kernel(words, at).end if is_kernel else at + isa.field(words[at], "length")
