@@ -1,11 +1,21 @@
 // Loads and stores of tiles.
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "state.h"
 
 namespace vtc {
+namespace {
+
+// Where nothing is moved, a program's numbers may lead anywhere.
+char* address_of(char* start, int64_t bytes) {
+  return reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(start) + bytes);
+}
+
+}  // namespace
+
 Place locate(const State& s, AccessView access, int kind) {
   Place p;
   p.buffer = access.buffer();
@@ -14,7 +24,7 @@ Place locate(const State& s, AccessView access, int kind) {
   for (int d = 0; d < dims; ++d) at += s.coordinate[d] * access.stride(d);
   int item = kItemsize[s.run->program.type(p.buffer)];
   p.first = at;
-  p.at = {s.run->pointers[p.buffer] + at * item,
+  p.at = {address_of(s.run->pointers[p.buffer], at * item),
           kind & kRowBit && s.row != kNoDim ? access.stride(s.row) : 0,
           kind & kColumnBit && s.column != kNoDim ? access.stride(s.column) : 0};
   p.r0 = p.c0 = 0;

@@ -63,15 +63,22 @@ void validate_steps(const ProgramView& p) {
       require(to > at && to < end, "a jump that does not go forward");
       targets.push_back(to);
     };
+    // Some who read steps go by the length in their heads.
+    auto long_as = [&](int n) { require(length_of(*w) == n, "length of a step"); };
     switch (op_of(*w)) {
       case OP_END: {
+        long_as(1);
         require(left == 1, "words behind END");
         for (int64_t to : targets)
           require(std::binary_search(starts.begin(), starts.end(), to), "a jump into a step");
         return;
       }
-      case OP_BARRIER: at += 1; break;
+      case OP_BARRIER:
+        long_as(1);
+        at += 1;
+        break;
       case OP_BRANCH:
+        long_as(3);
         require(left >= 3 && w[1] < static_cast<Word>(p.buffers()), "buffer of a branch");
         require(p.type(static_cast<int>(w[1])) == T_BOOL && p.extent(static_cast<int>(w[1])) > 0,
                 "predicate of a branch");
@@ -79,6 +86,7 @@ void validate_steps(const ProgramView& p) {
         at += 3;
         break;
       case OP_JUMP:
+        long_as(2);
         require(left >= 2, "a jump is cut short");
         target(w[1]);
         at += 2;

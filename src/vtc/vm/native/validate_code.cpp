@@ -17,6 +17,10 @@ using Wide = __int128;
 
 constexpr int kMostDigits = 24, kMostWindows = 6;
 constexpr int64_t kMostTaps = 1 << 16;
+// Numbers up to it and coordinates, or the address of an element, have a sum that does not wrap.
+constexpr int64_t kFar = int64_t{1} << 62;
+
+bool within(int64_t x, int64_t most) { return x >= -most && x <= most; }
 
 struct Use {
   int64_t at;
@@ -153,23 +157,34 @@ class Checker {
       require(term.kind() <= 3, "kind of a term");
       read(term.reg(), term.kind(), kItemsize[term.type()]);
     }
-    for (int m = 0; m < a.masks(); ++m)
-      require(static_cast<int64_t>(a.mask(m)[0]) >= 0 && a.mask(m)[0] < static_cast<Word>(strides),
-              "dimension of a mask");
+    for (int m = 0; m < a.masks(); ++m) {
+      const Word* mask = a.mask(m);
+      require(mask[0] < static_cast<Word>(strides), "dimension of a mask");
+      for (int bound : {1, 2})
+        require(within(static_cast<int64_t>(mask[bound]), kFar), "bounds of a mask");
+    }
     return a.words();
   }
 
   // Every address of an access is inside its buffer. Dimension d takes the coordinates [0, n[d]).
-  // `more` elements behind each are there too.
+  // `more` elements behind each are there too. Where terms are added, the addresses of the first and
+  // the last element of a run are checked as it is copied: none between them may wrap.
   void inside(AccessView a, const int64_t* n, int count, int64_t more = 0) const {
-    if (dead() || a.terms() > 0) return;
+    if (dead()) return;
+    if (a.terms() > 0) {
+      for (int d = 0; d < count; ++d) {
+        Wide run = Wide{a.stride(d)} * n[d];
+        require(run >= -kFar && run <= kFar, "a stride that addresses wrap at");
+      }
+      return;
+    }
     Wide low = a.offset(), high = Wide{a.offset()} + more;
     for (int d = 0; d < count; ++d) {
       int64_t first = 0, last = n[d] - 1;
       for (int m = 0; m < a.masks(); ++m) {
         if (static_cast<int>(a.mask(m)[0]) != d) continue;
         first = std::max(first, static_cast<int64_t>(a.mask(m)[1]));
-        last = std::min(last, std::max(static_cast<int64_t>(a.mask(m)[2]), INT64_MIN + 1) - 1);
+        last = std::min(last, static_cast<int64_t>(a.mask(m)[2]) - 1);
       }
       if (first > last) return;
       Wide one = Wide{a.stride(d)} * first, other = Wide{a.stride(d)} * last;
@@ -464,7 +479,7 @@ int64_t Checker::attention(int64_t length) {
   for (const Loop& l : active_) require(l.dim != column, "a loop over the columns of attention");
   require(at()[8] == kNoDim || at()[8] < static_cast<Word>(k_.dims()), "position of attention");
   int64_t shift = static_cast<int64_t>(at()[6]), window = static_cast<int64_t>(at()[7]);
-  require(std::abs(shift) <= kMostElements && std::abs(window) <= kMostElements, "window");
+  require(within(shift, kMostElements) && within(window, kMostElements), "window");
   int64_t n[kMaxDims + 1];
   int64_t words = 9;
   int count = at()[4] & 8 ? 4 : 3;
