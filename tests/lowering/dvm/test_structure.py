@@ -160,6 +160,36 @@ def test_updates_reach_the_inputs(fn: Callable[..., Any]) -> None:
     check(fn, (r(11, 5), r(11, 5)), (r(4, 5), r(4, 5)))
 
 
+UPDATES: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda own, other: other,
+    lambda own, other: own + 1,
+    lambda own, other: own * 2 + other,
+    lambda own, other: own.flip(0),
+    lambda own, other: other.flip(0),
+    lambda own, other: other[:, :1].repeat(1, other.shape[1]),
+    lambda own, other: other.cumsum(0),
+    lambda own, other: torch.slice_scatter(own, other[1:2], 0, 2, 3),
+    lambda own, other: torch.slice_scatter(other, own[1:2], 0, 2, 3),
+    lambda own, other: own @ other,
+    lambda own, other: torch.cat([other[2:], own[:2]]),
+    lambda own, other: other[:, own.abs().argmax(0)],
+]
+
+
+@pytest.mark.parametrize("first", UPDATES)
+def test_updates_of_two_inputs_may_read_the_old_values_of_both(first: Any) -> None:
+    def both(*tensors: Tensor) -> Tensor:
+        made: list[Tensor] = []
+        for k, second in enumerate(UPDATES):
+            x, y = tensors[2 * k : 2 * k + 2]
+            made += [first(x, y), second(y, x)]
+        for old, new in zip(tensors, made, strict=True):
+            old.copy_(new)
+        return tensors[0] + 0
+
+    check(both, tuple(r(9, 9) for _ in range(2 * len(UPDATES))))
+
+
 @pytest.mark.parametrize(
     "fn",
     [
