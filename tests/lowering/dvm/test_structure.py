@@ -269,3 +269,24 @@ def test_an_index_out_of_range_is_an_error() -> None:
     compiled(r(6, 3), torch.tensor([1, -6]))
     with pytest.raises(IndexError):
         compiled(r(6, 3), torch.tensor([1, 6]))
+
+
+@pytest.mark.filterwarnings("error::vtc.errors.VtcWarning")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 1, 5, 7), (1, 4, 5, 7), (3, 4, 1, 7), (5, 1)])
+def test_a_mask_that_is_one_in_a_dimension_holds_for_all_of_it(
+    shape: tuple[int, ...], shared: bool
+) -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared)
+
+    def call(more: int) -> tuple[Tensor, ...]:
+        batch, rows, length = 3 + more, 5 + more, 7 + more
+        wide = (batch, 4, rows, length)[-len(shape) :]
+        own = [1 if one == 1 else n for one, n in zip(shape, wide, strict=True)]
+        heads = 2 if shared else 4
+        k, v = r(batch, heads, length, 8), r(batch, heads, length, 8)
+        return r(batch, 4, rows, 8), k, v, r(*own) > -1
+
+    for first, then in ((0, 4), (4, 0)):
+        check(f, call(first), call(then))
