@@ -245,8 +245,8 @@ def _grouped_attention(own: Lowering, operands: Sequence[Node], spec: AttentionS
     [..., key heads, group, s, d], where keys and values have one instead of a group."""
     query, key = operands[:2]
     heads, shared = query.shape[-3], key.shape[-3]
-    outer = own.graph.joined(query.shape[:-3], key.shape[:-3])
-    _check_mask(own, operands, (*outer, heads))
+    batch = own.graph.joined(query.shape[:-3], key.shape[:-3])
+    _check_mask(own, operands, (*batch, heads))
     exact = sizes.exact_div(heads, shared)
     group = sizes.floor_div(heads, shared) if exact is None else exact
     apart = [_with_groups(own, x, heads, shared, group) for x in operands]
