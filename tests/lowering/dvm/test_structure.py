@@ -290,3 +290,19 @@ def test_a_mask_that_is_one_in_a_dimension_holds_for_all_of_it(
 
     for first, then in ((0, 4), (4, 0)):
         check(f, call(first), call(then))
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True), (0.0, False)])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_dropout_that_drops_nothing_returns_its_input(
+    p: float, training: bool, dynamic: bool
+) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        dropped = F.dropout(x, p, training)
+        return dropped, dropped.t()[1:], F.dropout(x * 2, p, training)
+
+    x = r(5, 6)
+    whole, part, other = check(f, (x,), dynamic=dynamic).run(x)
+    assert whole.data_ptr() == x.data_ptr()
+    assert part.data_ptr() == x.t()[1:].data_ptr()
+    assert other.data_ptr() != x.data_ptr()
