@@ -30,7 +30,7 @@ from rich.progress import Progress
 from shrink import shrink
 from work import Finding, Task, finding, run_all, run_apart
 
-console = Console(highlight=False)
+console = Console(highlight=False, emoji=False)
 
 
 def main(

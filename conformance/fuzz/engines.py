@@ -180,6 +180,9 @@ def _planned(
             details = "\n".join([f"strategy: {edges}", str(program), str(schedule)])
             raise Fault(f"{type(error).__name__}: {error}", details) from error
         notes["strategies"] += 1
+        if found is not None and judge.misshapen:
+            notes["a shape of PyTorch's is wrong"] += 1
+            return
         if found is not None:
             edges = [str(chosen.vtog.edges[k]) for k in sorted(strategy)]
             raise Fault(found, "\n".join([f"strategy: {edges}", str(program), str(schedule)]))

@@ -238,3 +238,20 @@ def test_what_is_behind_copies_or_not_as_in_eager_pytorch() -> None:
     expected = update(x, mean, variance)
     torch.testing.assert_close(found, expected)
     assert [f.stride() for f in found] == [e.stride() for e in expected]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@torch.no_grad()
+def test_a_channel_shuffle_is_a_new_tensor_of_its_inputs_format(groups: int) -> None:
+    for shape in SHAPES[1:]:
+        for x in _layouts(shape):
+
+            def shuffle(x: Tensor) -> list[Tensor]:
+                return [F.channel_shuffle(x, groups)]
+
+            (found,), (expected,) = _captured(shuffle, (x,)), shuffle(x)
+            assert _strides(found) == _strides(expected), (shape, x.stride())
+            torch._dynamo.reset()
+            (ours,) = vtc.compile(shuffle, engine="dvm")(x)
+            assert ours.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+            torch.testing.assert_close(ours, expected, rtol=0, atol=0)

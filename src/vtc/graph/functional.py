@@ -107,6 +107,9 @@ class _Functional(FunctionalTensorMode):
             args[0].commit_update()
             args[0].sync()
             return args[0]
+        if _returns_its_input(func, args):
+            with self:
+                return aten.alias.default(args[0])
         result = super().__torch_dispatch__(func, types, args, kwargs)
         with self:
             return laid_out(func, args, kwargs or {}, result)
@@ -199,6 +202,11 @@ class _Updates(Exception):  # noqa: N818 - a finding about a graph
     """The graph updates a tensor."""
 
 
+def _returns_its_input(func: Any, args: Sequence[Any]) -> bool:
+    """Is it a dropout that drops nothing? In some releases its fake is a new tensor."""
+    return func is aten.dropout.default and (not args[2] or args[1] == 0)
+
+
 @functools.cache
 def _decomposes(func: torch._ops.OpOverload) -> bool:
     """Does a functional trace for export, above the dispatcher, take the operator apart? It does
@@ -228,6 +236,9 @@ class _Plain(_Functional):
             return laid_out(func, args, kwargs, normalized)
         if not isinstance(func, torch._ops.OpOverload) or func in _NORMS:
             raise _Updates
+        if _returns_its_input(func, args):
+            with self:
+                return aten.alias.default(args[0])
         apart = _hides_writes(func, args) or _decomposes(func)
         if apart and func not in FunctionalTensor.metadata_fns:
             with self:

@@ -10,6 +10,9 @@ fake of a batch norm keeps the strides of the input instead; that of a group nor
 is that of a padding by reflection or replication in some releases. Whether a reshape behind it
 copies would be told wrongly. On CUDA nothing is changed.
 
+A `channel_shuffle` on a CPU is a new tensor in that format; its fake is contiguous, and a view
+where no channel moves.
+
 So has a roll, which joins two parts. A `max_pool1d` is contiguous, and follows its input on fakes.
 
 What is scattered into an expanded tensor is dense, as two of its elements may differ. The fakes of
@@ -39,8 +42,7 @@ _NAMES = (
     "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional",
     "_batch_norm_with_update", "_batch_norm_with_update_functional", "_batch_norm_no_update",
     "group_norm", "native_group_norm", "reflection_pad2d", "reflection_pad3d",
-    "replication_pad2d", "replication_pad3d", "channel_shuffle", "native_channel_shuffle",
-    "max_unpool2d",
+    "replication_pad2d", "replication_pad3d", "native_channel_shuffle", "max_unpool2d",
 )  # fmt: skip
 _OPERATORS = frozenset(
     getattr(packet, name)
@@ -72,6 +74,8 @@ def laid_out(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
     if func in (aten.roll.default, aten.max_pool1d.default) and args[0].device.type == "cpu":
         kind = _rolled(*args) if func is aten.roll.default else torch.contiguous_format
         return result if _lies(result, kind) else result.contiguous(memory_format=kind)
+    if func is aten.channel_shuffle.default and args[0].device.type == "cpu":
+        return _shuffled(args[0], result)
     edges = func is aten.pad.default and len(args) > 2 and args[2] in ("reflect", "replicate")
     if (func not in _OPERATORS and not edges) or args[0].device.type != "cpu":
         return result
@@ -81,6 +85,17 @@ def laid_out(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
         return result
     first = first.contiguous(memory_format=kind)
     return first if isinstance(result, torch.Tensor) else (first, *result[1:])
+
+
+def _shuffled(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    kind = suggest_memory_format(x)
+    if _shares(x, result) and 0 not in x.shape:
+        return result.clone(memory_format=kind)
+    return result.contiguous(memory_format=kind)
+
+
+def _shares(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return bool(one.untyped_storage()._cdata == two.untyped_storage()._cdata)
 
 
 def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
@@ -167,6 +182,7 @@ def misjudged(node: fx.Node) -> bool:
     x = given.meta.get("example_value") if isinstance(given, fx.Node) else None
     if not isinstance(x, torch.Tensor) or not isinstance(found, torch.Tensor):
         return True
-    return x.device.type == "cpu" and not found.is_contiguous(
-        memory_format=suggest_memory_format(x)
-    )
+    if x.device.type != "cpu":
+        return False
+    lies = found.is_contiguous(memory_format=suggest_memory_format(x))
+    return not lies or (name == "channel_shuffle" and _shares(x, found))

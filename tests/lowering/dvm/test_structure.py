@@ -160,6 +160,36 @@ def test_updates_reach_the_inputs(fn: Callable[..., Any]) -> None:
     check(fn, (r(11, 5), r(11, 5)), (r(4, 5), r(4, 5)))
 
 
+UPDATES: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda own, other: other,
+    lambda own, other: own + 1,
+    lambda own, other: own * 2 + other,
+    lambda own, other: own.flip(0),
+    lambda own, other: other.flip(0),
+    lambda own, other: other[:, :1].repeat(1, other.shape[1]),
+    lambda own, other: other.cumsum(0),
+    lambda own, other: torch.slice_scatter(own, other[1:2], 0, 2, 3),
+    lambda own, other: torch.slice_scatter(other, own[1:2], 0, 2, 3),
+    lambda own, other: own @ other,
+    lambda own, other: torch.cat([other[2:], own[:2]]),
+    lambda own, other: other[:, own.abs().argmax(0)],
+]
+
+
+@pytest.mark.parametrize("first", UPDATES)
+def test_updates_of_two_inputs_may_read_the_old_values_of_both(first: Any) -> None:
+    def both(*tensors: Tensor) -> Tensor:
+        made: list[Tensor] = []
+        for k, second in enumerate(UPDATES):
+            x, y = tensors[2 * k : 2 * k + 2]
+            made += [first(x, y), second(y, x)]
+        for old, new in zip(tensors, made, strict=True):
+            old.copy_(new)
+        return tensors[0] + 0
+
+    check(both, tuple(r(9, 9) for _ in range(2 * len(UPDATES))))
+
+
 @pytest.mark.parametrize(
     "fn",
     [
@@ -239,3 +269,40 @@ def test_an_index_out_of_range_is_an_error() -> None:
     compiled(r(6, 3), torch.tensor([1, -6]))
     with pytest.raises(IndexError):
         compiled(r(6, 3), torch.tensor([1, 6]))
+
+
+@pytest.mark.filterwarnings("error::vtc.errors.VtcWarning")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 1, 5, 7), (1, 4, 5, 7), (3, 4, 1, 7), (5, 1)])
+def test_a_mask_that_is_one_in_a_dimension_holds_for_all_of_it(
+    shape: tuple[int, ...], shared: bool
+) -> None:
+    def f(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared)
+
+    def call(more: int) -> tuple[Tensor, ...]:
+        batch, rows, length = 3 + more, 5 + more, 7 + more
+        wide = (batch, 4, rows, length)[-len(shape) :]
+        own = [1 if one == 1 else n for one, n in zip(shape, wide, strict=True)]
+        heads = 2 if shared else 4
+        k, v = r(batch, heads, length, 8), r(batch, heads, length, 8)
+        return r(batch, 4, rows, 8), k, v, r(*own) > -1
+
+    for first, then in ((0, 4), (4, 0)):
+        check(f, call(first), call(then))
+
+
+@pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True), (0.0, False)])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_dropout_that_drops_nothing_returns_its_input(
+    p: float, training: bool, dynamic: bool
+) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        dropped = F.dropout(x, p, training)
+        return dropped, dropped.t()[1:], F.dropout(x * 2, p, training)
+
+    x = r(5, 6)
+    whole, part, other = check(f, (x,), dynamic=dynamic).run(x)
+    assert whole.data_ptr() == x.data_ptr()
+    assert part.data_ptr() == x.t()[1:].data_ptr()
+    assert other.data_ptr() != x.data_ptr()

@@ -591,7 +591,7 @@ class Fusion:
 
     def store_copy(self, node: Node, home: Home) -> None:
         """The node's value at `home` beside its own home."""
-        if node.op == "move":
+        if node.op == "move" and node not in self.stored:
             copied = replace_root(node)
             self.homes[copied] = home
             self.ensure(copied)

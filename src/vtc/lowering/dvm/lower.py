@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -163,18 +163,29 @@ def _in_place(
 
 def _update(fusion: Fusion, inputs: dict[int, Node], updates: Sequence[tuple[int, Node]]) -> None:
     """The last values of updated inputs, after everything that reads the old ones."""
-    late = []
+    late = {}
     for number, value in updates:
         if fusion.inplace.get(value) == number:
             fusion.ensure(value)
         elif value is not inputs[number]:
-            late.append((number, value))
-    for number, value in late:
-        others = [v for n, v in late if n != number]
-        if not _elementwise(value, inputs[number]) or reads(others, inputs[number]):
+            late[number] = value
+    for number, value in late.items():
+        if not _elementwise(value, inputs[number]):
             fusion.ensure(value)
-    for number, value in late:
-        fusion.store_copy(value, fusion.homes[inputs[number]])
+    while late:
+        number = _unread(late, inputs, fusion)
+        fusion.store_copy(late.pop(number), fusion.homes[inputs[number]])
+
+
+def _unread(late: Mapping[int, Node], inputs: Mapping[int, Node], fusion: Fusion) -> int:
+    """An input whose old value no other input's new one is still to be computed from. Where each
+    input's is, new values are brought into memory."""
+    while True:
+        for number in late:
+            others = [v for n, v in late.items() if n != number and v not in fusion.stored]
+            if not reads(others, inputs[number]):
+                return number
+        fusion.ensure(next(v for v in late.values() if v not in fusion.stored))
 
 
 def _elementwise(value: Node, source: Node) -> bool:

@@ -226,8 +226,18 @@ def attention(own: Lowering, operands: Sequence[Node], spec: AttentionSpec) -> N
     """Query, key, value and maybe a mask whose outer dimensions broadcast."""
     query, key, value = operands[:3]
     outer = own.graph.joined(query.shape[:-2], key.shape[:-2])
+    _check_mask(own, operands, outer)
     shape = (*outer, query.shape[-2], value.shape[-1])
     return own.graph.node("attention", shape, query.dtype, tuple(operands), spec)
+
+
+def _check_mask(own: Lowering, operands: Sequence[Node], outer: Sequence[Size]) -> None:
+    """PyTorch's shape function leaves the mask's sizes alone: raises TooWide where one of them, a
+    symbol, is broadcast."""
+    query, key = operands[:2]
+    for mask in operands[3:]:
+        scores = (*outer, query.shape[-2], key.shape[-2])
+        own.graph.hints.check_broadcast(mask.shape, scores)
 
 
 def _grouped_attention(own: Lowering, operands: Sequence[Node], spec: AttentionSpec) -> Node:
@@ -235,6 +245,8 @@ def _grouped_attention(own: Lowering, operands: Sequence[Node], spec: AttentionS
     [..., key heads, group, s, d], where keys and values have one instead of a group."""
     query, key = operands[:2]
     heads, shared = query.shape[-3], key.shape[-3]
+    batch = own.graph.joined(query.shape[:-3], key.shape[:-3])
+    _check_mask(own, operands, (*batch, heads))
     exact = sizes.exact_div(heads, shared)
     group = sizes.floor_div(heads, shared) if exact is None else exact
     apart = [_with_groups(own, x, heads, shared, group) for x in operands]
