@@ -191,8 +191,6 @@ def test_strides_of_what_moves_values_are_those_of_eager_pytorch(
 @torch.no_grad()
 def test_what_is_scattered_into_an_expanded_tensor_is_dense(engine: str) -> None:
     """Of its elements two may differ, which were one before; through a view that is updated too."""
-    if engine == "auto" and torch.__version__.startswith("2.11"):
-        pytest.xfail("TorchInductor 2.11 drops the copy, and is wrong by itself")
 
     def scatter(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         wide = x.expand(4, 5)

@@ -168,9 +168,33 @@ def _evaluate(node: fx.Node) -> None:
         node.meta["val"] = node.target(*args, **kwargs)
 
 
+def scatter_into_copies(graph_module: fx.GraphModule) -> None:
+    """Copies, in Dynamo's graph and in place, of expanded tensors that are scattered into: stock
+    TorchInductor compiles that graph with the same fakes, and stores elements over each other.
+
+    before: slice_scatter(expand(x), y)
+    after:  slice_scatter(clone(expand(x)), y)
+    """
+    graph, changed = graph_module.graph, False
+    for node in list(graph.nodes):
+        found = node.meta.get("example_value")
+        scatters = _name(node).endswith("_scatter") and isinstance(found, torch.Tensor)
+        if scatters and node.args and repeats(found):
+            with graph.inserting_before(node):
+                base = graph.call_method("clone", (node.args[0],))
+            node.args = (base, *node.args[1:])
+            changed = True
+    if changed:
+        graph_module.recompile()
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
 def misjudged(node: fx.Node) -> bool:
     """May a node of Dynamo's graph have strides other than those of eager PyTorch?"""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = _name(node)
     found = node.meta.get("example_value")
     if name.endswith("_scatter"):
         return not isinstance(found, torch.Tensor) or repeats(found)

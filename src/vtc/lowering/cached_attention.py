@@ -4,8 +4,9 @@ new rows, or move a window on, faster than attention behind it, and they give th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,8 +22,10 @@ from vtc.kernels.libraries import grouped_heads
 from vtc.kernels.storing_attention import rotated
 from vtc.lowering import timing
 from vtc.lowering.cache import ProfileCache
-from vtc.lowering.contest import Call, Contest, Progress, key_of, measured
+from vtc.lowering.contest import Call, Contest, Progress, Times, key_of, measured
 from vtc.lowering.implement import inductor
+
+_Found = TypeVar("_Found")
 
 
 def attended_on_caches(
@@ -32,19 +35,12 @@ def attended_on_caches(
     `vtc::attention` where they are faster, and a sentence about each."""
     notes: list[str] = []
     for find, contest in ((find_sliding, _Sliding), (find_storing, _Storing)):
+        problems = ((f, contest(f)) for f in find(program, attention.OVERLOAD, grouped_heads))
         chosen: dict[CachedAttention, dict[str, Any]] = {}
-        for found in find(program, attention.OVERLOAD, grouped_heads):
-            problem = contest(found)
-            if not problem.supported:
-                continue
-            try:
-                times = measured(problem, cache, progress)
-            except torch.cuda.OutOfMemoryError:
-                continue  # no room to measure: it stays as it is
-            if times.ours < problem.worth * times.theirs:
-                chosen[found] = {"tiling": times.tiling}
-                name = problem.kernels.OVERLOAD.name().partition(".")[0]
-                notes.append(f"{found.node.name}: {name}, {times.said}")
+        for found, times in _faster(problems, cache, progress):
+            chosen[found] = {"tiling": times.tiling}
+            name = contest.kernels.OVERLOAD.name().partition(".")[0]
+            notes.append(f"{found.node.name}: {name}, {times.said}")
         if chosen:
             program = rewrite(program, chosen, contest.kernels.OVERLOAD)
     program, turned = _rotated(program, cache, progress)
@@ -56,22 +52,30 @@ def _rotated(
 ) -> tuple[Program, tuple[str, ...]]:
     """`program` with rotary embeddings as a part of the attention that stores the keys, where that
     is faster, and a sentence about each."""
-    chosen: dict[rotary.RotatedAttention, dict[str, Any]] = {}
-    notes: list[str] = []
-    for found in rotary.find(program, storing_attention.OVERLOAD):
-        problem = Rotating(found)
+    problems = ((f, Rotating(f)) for f in rotary.find(program, storing_attention.OVERLOAD))
+    faster = list(_faster(problems, cache, progress))
+    if not faster:
+        return program, ()
+    chosen = {found: {"tiling": times.tiling} for found, times in faster}
+    notes = (
+        f"{found.node.name}: rotates queries and keys, {times.said}" for found, times in faster
+    )
+    return rotary.rewrite(program, chosen, storing_attention.OVERLOAD), tuple(notes)
+
+
+def _faster(
+    problems: Iterable[tuple[_Found, _Cached]], cache: ProfileCache, progress: Progress
+) -> Iterator[tuple[_Found, Times]]:
+    """What measures faster by our kernels, with its times."""
+    for found, problem in problems:
         if not problem.supported:
             continue
         try:
             times = measured(problem, cache, progress)
         except torch.cuda.OutOfMemoryError:
             continue  # no room to measure: it stays as it is
-        if times.ours < times.theirs:
-            chosen[found] = {"tiling": times.tiling}
-            notes.append(f"{found.node.name}: rotates queries and keys, {times.said}")
-    return rotary.rewrite(
-        program, chosen, storing_attention.OVERLOAD
-    ) if chosen else program, tuple(notes)
+        if times.ours < problem.worth * times.theirs:
+            yield found, times
 
 
 class _Cached(Contest):
@@ -101,6 +105,11 @@ class _Cached(Contest):
         processors = timing.processors(self.fakes[0].device)
         found: tuple[Tiling, ...] = self.kernels.candidates(Shape.of(*self.fakes[:3]), processors)
         return {str(t): as_argument(t) for t in found}
+
+    @property
+    @abstractmethod
+    def supported(self) -> bool:
+        """Do the kernels take the operands?"""
 
     def operands(self) -> list[Tensor]:
         """Masks show everything."""
