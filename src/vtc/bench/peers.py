@@ -89,8 +89,7 @@ def prepare(system: str, case: Case, settings: Settings, progress: Progress = si
     """
     progress(f"{system}: preparing")
     prepared = _PREPARE[system](case, settings, progress)
-    if case.device.type == "cuda" and prepared.in_torch:
-        _capture_graph(prepared)
+    _replay_a_graph(prepared)
     return prepared
 
 
@@ -173,12 +172,13 @@ def _inductor_best(case: Case, settings: Settings, progress: Progress) -> Prepar
             failed.append(f"{name or 'the model as it is'}: {_short(error)}")
             continue
         prepared.engine = ", ".join(filter(None, (name, *options)))
+        _replay_a_graph(prepared)  # variants compare as they are timed: without the host's share
         candidates[name] = prepared
     if not candidates:
         raise Unsupported("; ".join(failed))
     best = _fastest(candidates, case.device)
     if failed:
-        best.note = "not compiled: " + "; ".join(failed)
+        best.note = "; ".join(filter(None, (best.note, "not compiled: " + "; ".join(failed))))
     return best
 
 
@@ -300,9 +300,12 @@ def _first_call(twin: Case, run: Callable[[], Any]) -> tuple[Callable[[], Any], 
     return run, seconds
 
 
-def _capture_graph(prepared: Prepared) -> None:
-    """Replace `run` by the replay of a CUDA graph, or say why there is none."""
+def _replay_a_graph(prepared: Prepared) -> None:
+    """Replace `run`, once, by the replay of a CUDA graph, or say why there is none."""
     case, direct = prepared.case, prepared.direct
+    captured = prepared.run is not direct
+    if case.device.type != "cuda" or not prepared.in_torch or captured:
+        return
     try:
         with torch.cuda.device(case.device):
             side = torch.cuda.Stream()
