@@ -344,9 +344,14 @@ def _conformed(own: Translation, found: Any, value: Any) -> Any:
 @functools.cache
 def _table(target: Any) -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions: those into core operators, and the operator's own."""
-    core = dict(torch._decomp.core_aten_decompositions())
     own = torch._decomp.decomposition_table.get(target)
-    return core if own is None else {target: own, **core}
+    return _core_table() if own is None else {target: own, **_core_table()}
+
+
+@functools.cache
+def _core_table() -> dict[Any, Callable[..., Any]]:
+    """Those into core operators; making the table takes tens of milliseconds."""
+    return dict(torch._decomp.core_aten_decompositions())
 
 
 def _decomposed(own: Translation, node: fx.Node, target: Any) -> Any:
