@@ -372,7 +372,6 @@ def test_operations_on_rows_are_kernels_of_their_own(monkeypatch, name, dtype):
 
 
 NOT_OF_ROWS = {
-    "two results": lambda x, y, w: (x + y, x - y),
     "three operands": lambda x, y, w: x * y + w,
     "a column": lambda x, y, w: x + y[:, :1],
     "a fold alone": lambda x, y, w: x.sum(-1),

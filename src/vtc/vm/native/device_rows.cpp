@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 
@@ -410,7 +411,8 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
   bool norm = r.kind == ROWS_NORM;
   own.function = (norm ? ROWS_FUNCTION_NORM : ROWS_FUNCTION_SOFTMAX) + halves;
   int full = norm ? (halves ? 3 : 2) : (halves ? 4 : 3);  // blocks of kMostRowThreads, by registers
-  int resident = std::clamp(full * kMostRowThreads / r.threads, 1, 32);
+  if (const char* given = std::getenv("VTC_ROWS_FULL")) full = std::atoi(given);
+  int resident = std::clamp(full * kMostRowThreads / r.threads, 1, full < 50 ? 32 : 1 << 20);
   own.blocks = std::min(own.blocks, int64_t{processors} * resident);
   return own;
 }
