@@ -329,6 +329,11 @@ def rows_of(monkeypatch, run, *args):
     return on_the_twin(run, *args)[0], kinds
 
 
+def rms(x):
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
 MAP, NORM, NORM_HALVES, SOFTMAX, SOFTMAX_HALVES = range(5)  # RowsFunction of device_rows.h
 functional = torch.nn.functional
 OF_ROWS = {
@@ -348,6 +353,7 @@ OF_ROWS = {
     "rms norm": (NORM, lambda x, y, w: functional.rms_norm(x, (x.shape[-1],), w, 1e-6)),
     "sum and rms norm": (NORM, norm_add),
     "sum and layer norm": (NORM, lambda x, y, w: layer_norm(x + y, y, w)),
+    "rounded rms norm": (NORM, lambda x, y, w: w * rms(x).to(x.dtype)),
     "softmax": (SOFTMAX, lambda x, y, w: torch.softmax(x, -1)),
 }
 ROW_SHAPES = [(1, 73), (5, 7), (23, 333), (9, 4096), (40, 512), (600, 40), (2, 5120), (2, 7777)]
@@ -400,3 +406,22 @@ def test_strided_rows_and_rows_in_a_buffer_of_others_are_operations_on_rows(monk
         found, kinds = rows_of(monkeypatch, run, *given)
         assert None not in kinds
         torch.testing.assert_close(found, run(*given), rtol=1e-5, atol=1e-5)
+
+
+AXES = {
+    "transposed": lambda x: x.permute(0, 2, 1, 3).contiguous(),
+    "repeated": lambda x: x[:, :, None].expand(2, 3, 4, 5, 72).reshape(2, 12, 5, 72),
+    "repeated and transposed": lambda x: x.transpose(1, 2)[:, :, None].expand(2, 5, 2, 3, 72).clone(),
+    "softmax": lambda x: torch.softmax(x.permute(2, 0, 1, 3), -1),
+    "norm": lambda x: functional.layer_norm(x[:, :, ::2], (72,), x[0, 0, 0], x[0, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", AXES)
+def test_rows_along_several_axes_are_operations_on_rows(monkeypatch, name, dtype):
+    x = torch.randn(2, 3, 5, 72, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found, kinds = rows_of(monkeypatch, AXES[name], x)
+    assert None not in kinds
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, AXES[name](x), rtol=tolerance, atol=tolerance)

@@ -25,7 +25,6 @@ class RowsMatcher {
 
   RowsKernel match() {
     if (!find_axes() || !find_stores()) return {};
-    form().rows = static_cast<int>(row_ < 0 ? 1 : kernel_.size(row_));
     form().columns = static_cast<int>(kernel_.size(kernel_.column()));
     bool norm_fits = form().columns <= kMostNormColumns;
     found_.found = (norm_fits && (as_norm() || as_softmax())) || as_map() || as_choice();
@@ -38,16 +37,25 @@ class RowsMatcher {
  private:
   Rows& form() { return found_.form; }
 
-  // The columns, and at most one dimension of rows.
+  // The columns, and the axes of rows.
   bool find_axes() {
     int column = kernel_.column();
     if (column == kNoDim || read_.looped & ~(1u << column) || read_.places) return false;
+    int64_t rows = 1;
     for (int d = 0; d < kernel_.dims(); ++d) {
-      if (kernel_.size(d) > kMost || kernel_.size(d) < 1) return false;
-      if (d == column || kernel_.size(d) == 1) continue;
-      if (row_ >= 0) return false;
-      row_ = d;
+      int64_t size = kernel_.size(d);
+      if (size > kMost || size < 1) return false;
+      if (d == column || size == 1) continue;
+      rows *= size;
+      if (axes_.size() == kRowAxes || rows > kMost) return false;
+      axes_.push_back(d);
     }
+    Rows& own = form();
+    own.rows = static_cast<int>(rows);
+    own.axes = static_cast<int>(axes_.size());
+    std::fill(own.sizes, own.sizes + kRowAxes, 1);
+    for (int n = 0; n < own.axes; ++n)
+      own.sizes[kRowAxes - own.axes + n] = static_cast<int>(kernel_.size(axes_[n]));
     return true;
   }
 
@@ -61,7 +69,7 @@ class RowsMatcher {
           stores_.push_back(n);
           break;
         case OP_LOAD: case OP_CONST: case OP_DONE: case OP_REDUCE: case FUSED_SQUARES:
-        case OP_INIT: case OP_ACCUM: case OP_FINISH: case OP_LOOP: case OP_ENDLOOP:
+        case OP_CAST: case OP_INIT: case OP_ACCUM: case OP_FINISH: case OP_LOOP: case OP_ENDLOOP:
         case FUSED_NOTHING: case FUSED_SILU: case FUSED_GELU: case FUSED_GELU_TANH:
           break;
         default:
@@ -92,7 +100,8 @@ class RowsMatcher {
       return p.a < 0 && q.a < 0 && one.words() == other.words() &&
              std::equal(one.w, one.w + one.words(), other.w);
     }
-    if (p.op < kFirstScalar || p.op >= FUSED_NOTHING || p.c >= 0) return false;
+    bool scalar = p.op >= kFirstScalar && p.op < FUSED_NOTHING;
+    if ((!scalar && p.op != OP_CAST) || p.c >= 0) return false;
     return same(a_of(n), a_of(m)) && (p.b < 0 || same(b_of(n), b_of(m)));
   }
   int a_of(int n) const { return producer(n, code_[n].a); }
@@ -113,11 +122,14 @@ class RowsMatcher {
     int type = program_.type(view.buffer()), size = kItemsize[type];
     if (!view.plain() || !is_float(type)) return false;
     if (form().columns > 1 && view.stride(kernel_.column()) != 1) return false;
-    int64_t pitch = row_ < 0 ? 0 : view.stride(row_) * size;
-    bool vector = which == ROW_SCALE || which == ROW_SHIFT;
-    if ((vector && pitch) || (r.op == OP_STORE && row_ >= 0 && !pitch)) return false;
     RowOperand* all[] = {&form().x, &form().y, &form().scale, &form().shift, &form().out, &form().sum};
-    *all[which] = {0, pitch, type, size};
+    RowOperand& own = *all[which] = {0, {}, type, size};
+    bool vector = which == ROW_SCALE || which == ROW_SHIFT;
+    for (int axis = 0; axis < form().axes; ++axis) {
+      int64_t pitch = view.stride(axes_[axis]) * size;
+      if (vector ? pitch != 0 : r.op == OP_STORE && !pitch) return false;
+      own.pitch[kRowAxes - form().axes + axis] = pitch;
+    }
     found_.operands[which] = {view.buffer(), view.offset() * size};
     return true;
   }
@@ -126,7 +138,8 @@ class RowsMatcher {
   bool reset() {
     Rows kept = form();
     found_ = {};
-    form().rows = kept.rows, form().columns = kept.columns;
+    form().rows = kept.rows, form().columns = kept.columns, form().axes = kept.axes;
+    std::copy(kept.sizes, kept.sizes + kRowAxes, form().sizes);
     form().first = form().second = form().third = form().last = form().compare = kNoOperator;
     return false;
   }
@@ -187,7 +200,14 @@ class RowsMatcher {
   }
   bool scaled(int n) {
     if (normed(n)) return true;
-    return is(n, OP_MUL) && either(n, [&](int x, int v) { return load(v, ROW_SCALE) && normed(x); });
+    return is(n, OP_MUL) &&
+           either(n, [&](int x, int v) { return load(v, ROW_SCALE) && (normed(x) || rounded(x)); });
+  }
+  bool rounded(int n) {
+    if (!is(n, OP_CAST) || unary(n) < 0) return false;
+    if (!normed(a_of(n))) return false;
+    form().first = unary(n);
+    return true;
   }
   bool normed(int n) {
     return is(n, OP_MUL) && either(n, [&](int c, int root) { return is_root(root, c) && centred(c); });
@@ -378,7 +398,8 @@ class RowsMatcher {
   const DeviceCode& read_;
   RowsKernel found_;
   std::vector<int> stores_;
-  int row_ = -1, z_ = -1;
+  std::vector<int> axes_;  // dimensions
+  int z_ = -1;
 };
 
 }  // namespace
@@ -396,7 +417,8 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
     const RowsKernel::Operand& o = kernel.operands[n];
     if (o.buffer < 0) continue;
     all[n]->address = pointers[o.buffer] + o.offset;
-    aligned &= all[n]->address % 16 == 0 && all[n]->pitch % 16 == 0;
+    aligned &= all[n]->address % 16 == 0;
+    for (int64_t pitch : all[n]->pitch) aligned &= pitch % 16 == 0;
     halves &= all[n]->size == 2;
   }
   if (!map) aligned &= r.columns % 8 == 0;
