@@ -23,8 +23,12 @@ struct Raw {
 struct RowSpot {
   int slot, lanes, columns, first;  // first: column of the part of a row
   bool aligned;
+  int apart;  // columns from one group to the next
 
-  __device__ __forceinline__ int group(int g) const { return first + (g * lanes + slot) * kRun; }
+  __device__ __forceinline__ RowSpot(int own_slot, const Rows& d, bool in_groups)
+      : slot(own_slot), lanes(d.lanes), columns(d.columns), first(0), aligned(in_groups),
+        apart(d.lanes * kRun) {}
+  __device__ __forceinline__ int group(int g) const { return first + g * apart + slot * kRun; }
   __device__ __forceinline__ int column(int g, int e) const {
     return aligned ? group(g) + e : first + (g * kRun + e) * lanes + slot;
   }
@@ -252,7 +256,7 @@ __device__ __forceinline__ bool compare(int op, float x, float y) {
 __device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
   int thread = own_thread();
   unsigned lanes = d.lanes, row = block;
-  RowSpot s{thread, d.lanes, d.columns, 0, d.aligned != 0};
+  RowSpot s(thread, d, d.aligned != 0);
   if (d.parts > 1) {
     row = block / static_cast<unsigned>(d.parts);
     s.first = static_cast<int>(block - row * static_cast<unsigned>(d.parts)) * d.lanes * kElements;
@@ -293,6 +297,41 @@ __device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
   }
   apply(d.last, a);
   put_row<true>(d, s, d.out, own, a);
+}
+
+// The block of threads `block` of a ROWS_ROTARY: a thread has a group of each half of a row.
+__device__ __forceinline__ void rotary_rows(const Rows& d, unsigned block) {
+  unsigned thread = static_cast<unsigned>(own_thread()), lanes = d.lanes;
+  unsigned row = (block * static_cast<unsigned>(d.threads) + thread) / lanes;
+  if (row >= static_cast<unsigned>(d.rows)) return;
+  int own = static_cast<int>(row);
+  RowSpot s(static_cast<int>(thread & (lanes - 1)), d, true);
+  Raw<false> x, y, shift, scale;
+  issue(d, s, d.x, own, x);
+  issue(d, s, d.y, own, y);
+  issue(d, s, d.shift, own, shift);
+  Values a, b, c;
+  if (d.scale.address) {
+    issue(d, s, d.scale, own, scale);
+    float factor = element_of(d.sum.type, element_bits(row_of(d, d.sum, own), d.sum.size));
+    take(s, d.x.type, x, a);
+    each(a, [=](float p) { return p * factor; });
+    if (d.first == D_BF16) round_bf16(a);
+    if (d.first == D_F16) round_f16(a);
+    take(s, d.scale.type, scale, b);
+    each(a, b, [](float p, float q) { return p * q; });
+  } else {
+    take(s, d.x.type, x, a);
+  }
+  take(s, d.y.type, y, b);
+  take(s, d.shift.type, shift, c);
+  static_assert(kGroups == 2);
+#pragma unroll
+  for (int e = 0; e < kRun; ++e) {
+    b.x[e] = a.x[e] * b.x[e] + -a.x[kRun + e] * c.x[e];
+    b.x[kRun + e] = a.x[kRun + e] * b.x[kRun + e] + a.x[e] * c.x[kRun + e];
+  }
+  put_row<false>(d, s, d.out, own, b);
 }
 
 // A warp, or all of a block, that has rows together.
@@ -356,15 +395,16 @@ struct RowTurns {
   RowSpot spot;
   int row, step;
 
+  static __device__ __forceinline__ bool alone(const Rows& d) {
+    return d.lanes == 32 || d.threads > d.lanes;
+  }
+
   __device__ __forceinline__ RowTurns(const Rows& d, bool aligned, unsigned block, unsigned blocks,
-                                      float* kept) {
-    int thread = own_thread(), teams = d.threads / d.lanes;
-    bool alone = teams > 1 || d.lanes == 32;
-    team.thread = thread;
-    team.warps = alone ? 1 : d.lanes / 32;
-    team.kept = kept;
-    spot = RowSpot{alone ? thread % 32 : thread, d.lanes, d.columns, 0, aligned};
-    row = static_cast<int>(block) * teams + (alone ? thread / 32 : 0);
+                                      float* kept)
+      : team{own_thread(), alone(d) ? 1 : d.lanes / 32, kept},
+        spot(alone(d) ? team.thread % 32 : team.thread, d, aligned) {
+    int teams = d.threads / d.lanes;
+    row = static_cast<int>(block) * teams + (alone(d) ? team.thread / 32 : 0);
     step = static_cast<int>(blocks) * teams;
   }
 };

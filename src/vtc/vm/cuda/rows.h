@@ -9,6 +9,8 @@
 //   |   | out = c * rsqrt(sum(c * c) / count + number), rounded by `first`, then times `scale`, then |
 //   |   | plus `shift` |
 //   | ROWS_SOFTMAX | e = exp(x - max(x)); out = e / sum(e) |
+//   | ROWS_ROTARY | p = x, or x times the row's one element of `sum`, rounded by `first`, times `scale`; |
+//   |   | q = its second half, negated, then its first; out = p * y + q * shift; always in groups |
 //
 // Operators are those of layout.h; kNoOperator leaves a value as it is.
 #pragma once
@@ -17,7 +19,7 @@
 
 namespace vtc {
 
-enum RowsKind : int { ROWS_MAP, ROWS_CHOOSE, ROWS_NORM, ROWS_SOFTMAX };
+enum RowsKind : int { ROWS_MAP, ROWS_CHOOSE, ROWS_NORM, ROWS_SOFTMAX, ROWS_ROTARY };
 
 constexpr int kNoOperator = -1;
 constexpr int kRowElements = 16;      // that a thread holds of a row

@@ -27,7 +27,8 @@ class RowsMatcher {
     if (!find_axes() || !find_stores()) return {};
     form().columns = static_cast<int>(kernel_.size(kernel_.column()));
     bool norm_fits = form().columns <= kMostNormColumns;
-    found_.found = (norm_fits && (as_norm() || as_softmax())) || as_map() || as_choice();
+    found_.found = (norm_fits && (as_norm() || as_softmax())) || as_map() || as_choice() ||
+                   as_rotary();
     if (!found_.found) return {};
     choose_blocks();
     found_.found = int64_t{form().rows} * form().lanes * form().parts <= kMost;
@@ -69,7 +70,7 @@ class RowsMatcher {
           stores_.push_back(n);
           break;
         case OP_LOAD: case OP_CONST: case OP_DONE: case OP_REDUCE: case FUSED_SQUARES:
-        case OP_CAST: case OP_INIT: case OP_ACCUM: case OP_FINISH: case OP_LOOP: case OP_ENDLOOP:
+        case OP_CAST: case OP_IOTA: case OP_INIT: case OP_ACCUM: case OP_FINISH: case OP_LOOP: case OP_ENDLOOP:
         case FUSED_NOTHING: case FUSED_SILU: case FUSED_GELU: case FUSED_GELU_TANH:
           break;
         default:
@@ -114,17 +115,17 @@ class RowsMatcher {
     return static_cast<float>(std::bit_cast<double>(code_[n].w[1]));
   }
 
-  // A load or store of rows of floats side by side, as operand `which`.
-  bool access(int n, RowsOperand which) {
+  // A load or store of rows of floats side by side, as operand `which`; or of an element a row.
+  bool access(int n, RowsOperand which, int64_t side = 1) {
     const DeviceInstruction& r = code_[n];
     if (r.type != T_F32 || (r.op == OP_LOAD && r.a >= 0)) return false;
     AccessView view{r.access};
     int type = program_.type(view.buffer()), size = kItemsize[type];
     if (!view.plain() || !is_float(type)) return false;
-    if (form().columns > 1 && view.stride(kernel_.column()) != 1) return false;
+    if (form().columns > 1 && view.stride(kernel_.column()) != side) return false;
     RowOperand* all[] = {&form().x, &form().y, &form().scale, &form().shift, &form().out, &form().sum};
     RowOperand& own = *all[which] = {0, {}, type, size};
-    bool vector = which == ROW_SCALE || which == ROW_SHIFT;
+    bool vector = which == ROW_SCALE || (which == ROW_SHIFT && form().kind != ROWS_ROTARY);
     for (int axis = 0; axis < form().axes; ++axis) {
       int64_t pitch = view.stride(axes_[axis]) * size;
       if (vector ? pitch != 0 : r.op == OP_STORE && !pitch) return false;
@@ -367,6 +368,89 @@ class RowsMatcher {
     return true;
   }
 
+  // x * cos + (the halves of x turned round) * sin, as embeddings of positions are applied.
+  bool as_rotary() {
+    reset();
+    form().kind = ROWS_ROTARY;
+    if (stores_.size() != 1 || form().columns % (2 * kRun) || read_.looped) return reset();
+    int out = stores_[0], v = a_of(out);
+    half_ = form().columns / 2;
+    bool matched = is(v, OP_ADD) && either(v, [&](int straight, int turned) {
+      return is(straight, OP_MUL) && is(turned, OP_MUL) && either(turned, [&](int q, int sine) {
+               return q >= 0 && load(sine, ROW_SHIFT) &&
+                      either(straight, [&](int p, int cosine) {
+                        return load(cosine, ROW_Y) && of_head(p) && is_turned(q, p);
+                      });
+             });
+    });
+    int64_t lanes = half_ / kRun;
+    if (!matched || !access(out, ROW_OUT) || (lanes & (lanes - 1)) || lanes > 32) return reset();
+    return true;
+  }
+  // The rows as they are turned: loaded, or normed, too.
+  bool of_head(int n) {
+    form().first = kNoOperator;
+    found_.operands[ROW_SCALE] = found_.operands[ROW_SUM] = {};
+    if (load(n, ROW_X)) return true;
+    return is(n, OP_MUL) && either(n, [&](int x, int scale) {
+             if (!load(scale, ROW_SCALE)) return false;
+             if (int op = unary(x); is(x, OP_CAST) && op >= 0) form().first = op, x = a_of(x);
+             return is(x, OP_MUL) && either(x, [&](int own, int factor) {
+                      return is(factor, OP_LOAD) && access(factor, ROW_SUM, 0) && load(own, ROW_X);
+                    });
+           });
+  }
+  // column >= half ? p, half a row before : -p, half a row behind? A load may choose by its mask.
+  bool is_turned(int n, int p) {
+    if (is(n, OP_LOAD)) {
+      AccessView view{code_[n].access};
+      return view.masks() == 1 && static_cast<int64_t>(view.mask(0)[1]) == half_ &&
+             moved(n, p, -half_) && is(a_of(n), OP_NEG) && moved(a_of(a_of(n)), p, half_);
+    }
+    if (code_[n].op != OP_SELECT) return false;
+    int condition = a_of(n), second = b_of(n), first = c_of(n);
+    if (condition >= 0 && code_[condition].op == OP_AND) {
+      if (!bounds_column(b_of(condition), OP_LT, 2 * half_)) return false;
+      condition = a_of(condition);
+    }
+    return code_[n].type == T_F32 && bounds_column(condition, OP_GE, half_) &&
+           moved(second, p, -half_) && is(first, OP_NEG) && moved(a_of(first), p, half_);
+  }
+  // Compares instruction n the column with a number?
+  bool bounds_column(int n, int op, int64_t wanted) const {
+    if (n < 0 || code_[n].op != op || code_[n].type != T_I64) return false;
+    int column = a_of(n), bound = b_of(n);
+    return column >= 0 && code_[column].op == OP_IOTA &&
+           static_cast<int>(code_[column].w[1]) == kernel_.column() && bound >= 0 &&
+           code_[bound].op == OP_CONST && code_[bound].type == T_I64 &&
+           static_cast<int64_t>(code_[bound].w[1]) == wanted;
+  }
+  // Does n compute of columns `by` further on what p does?
+  bool moved(int n, int p, int64_t by) const {
+    if (n < 0 || p < 0) return false;
+    const DeviceInstruction &own = code_[n], &other = code_[p];
+    if (own.op != other.op || own.type != other.type || own.type2 != other.type2) return false;
+    if (own.op != OP_LOAD) {
+      if (own.op != OP_MUL && own.op != OP_CAST) return false;
+      return moved(a_of(n), a_of(p), by) && (own.b < 0 || moved(b_of(n), b_of(p), by));
+    }
+    AccessView to{own.access}, from{other.access};
+    int64_t across = from.stride(kernel_.column());
+    if (to.buffer() != from.buffer() || to.terms() || to.offset() != from.offset() + by * across)
+      return false;
+    for (int d = 0; d < kernel_.dims(); ++d)
+      if (to.stride(d) != from.stride(d)) return false;
+    // What is masked off is not chosen.
+    int64_t low = by < 0 ? half_ : 0, high = by < 0 ? 2 * half_ : half_;
+    for (int m = 0; m < to.masks(); ++m) {
+      const Word* mask = to.mask(m);
+      if (static_cast<int>(mask[0]) != kernel_.column() || static_cast<int64_t>(mask[1]) > low ||
+          static_cast<int64_t>(mask[2]) < high)
+        return false;
+    }
+    return true;
+  }
+
   // Threads of a block, and how many of them have a row.
   void choose_blocks() {
     Rows& own = form();
@@ -378,6 +462,11 @@ class RowsMatcher {
     if (own.kind == ROWS_NORM || own.kind == ROWS_SOFTMAX) {
       own.lanes = slots <= 32 ? 32 : static_cast<int>((slots + 31) / 32 * 32);
       own.threads = own.lanes == 32 ? threads : own.lanes;
+      return;
+    }
+    if (own.kind == ROWS_ROTARY) {
+      own.lanes = static_cast<int>(half_ / kRun);
+      own.threads = threads;
       return;
     }
     if (own.rows == 1) {
@@ -400,6 +489,7 @@ class RowsMatcher {
   std::vector<int> stores_;
   std::vector<int> axes_;  // dimensions
   int z_ = -1;
+  int64_t half_ = 0;  // of a row that is turned
 };
 
 }  // namespace
@@ -417,6 +507,7 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
     const RowsKernel::Operand& o = kernel.operands[n];
     if (o.buffer < 0) continue;
     all[n]->address = pointers[o.buffer] + o.offset;
+    if (n == ROW_SUM && r.kind == ROWS_ROTARY) continue;  // an element a row
     aligned &= all[n]->address % 16 == 0;
     for (int64_t pitch : all[n]->pitch) aligned &= pitch % 16 == 0;
     halves &= all[n]->size == 2;
@@ -426,6 +517,11 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
   r.aligned = aligned;
   int64_t teams = r.threads / r.lanes;
   own.blocks = r.parts > 1 ? int64_t{r.rows} * r.parts : (r.rows + teams - 1) / teams;
+  if (r.kind == ROWS_ROTARY) {
+    own.function = ROWS_FUNCTION_ROTARY;
+    if (!aligned) own.blocks = 0;
+    return own;
+  }
   if (map) {
     own.function = ROWS_FUNCTION_MAP;
     return own;
