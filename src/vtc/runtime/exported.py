@@ -298,11 +298,13 @@ class _Graph:
     def _check_others(self, inputs: Sequence[Any]) -> None:
         """Those that are what they were in the last call are not looked at."""
         tensors = [inputs[i] for i, _, _ in self.others]
-        if self.same(tensors):
+        # The watch does not see whether PyTorch negates or conjugates a tensor as it is read.
+        if self.same(tensors) and not any(map(torch.Tensor.is_neg, tensors)):
             return
         for tensor, (_, name, facts) in zip(tensors, self.others, strict=True):
             facts.check(name, tensor)
-        self.same.note(tensors, True)
+        if not any(map(torch.is_complex, tensors)):
+            self.same.note(tensors, True)
 
     def _check_weights(self, inputs: Sequence[Any]) -> None:
         """A weight that is the same tensor as in the last call, as it was, is not looked at."""
