@@ -18,7 +18,7 @@ from vtc.graph import program
 from vtc.graph.program import Program
 from vtc.lowering.timing import Held
 from vtc.runtime import cuda_graph
-from vtc.runtime.cuda_graph import RESTLESS, STEADY, CudaGraphs, capturable, warm_up
+from vtc.runtime.cuda_graph import RESTLESS, STEADY, TURNS, CudaGraphs, capturable, warm_up
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda")
@@ -194,7 +194,7 @@ def test_steady_arguments_are_read_where_they_are(recorded) -> None:
     assert capture.arguments[0] is x
 
 
-def test_other_arguments_are_copied_again_and_stay_so(recorded) -> None:
+def test_other_arguments_are_copied_again(recorded) -> None:
     graphs, x, cache = CudaGraphs(counted, [], [1]), torch.randn(4), torch.zeros(4)
     for _ in range(2 * STEADY):
         check(graphs, x, cache)
@@ -209,6 +209,17 @@ def test_other_arguments_are_copied_again_and_stay_so(recorded) -> None:
     del x
     gc.collect()
     assert gone() is None
+
+
+def test_captures_are_made_anew_a_few_times(recorded) -> None:
+    graphs, cache = CudaGraphs(counted, [], [1]), torch.zeros(4)
+    made = []
+    for _ in range(TURNS + 2):
+        x = torch.randn(4)
+        for _ in range(2 * STEADY):
+            check(graphs, x, cache)
+        made.append(Recorded.made)
+    assert made == [2, 4, 5, 5, 5, 5]
 
 
 def test_a_steady_argument_that_moved_is_found(recorded) -> None:

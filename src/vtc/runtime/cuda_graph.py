@@ -36,6 +36,8 @@ STEADY = 8
 """Calls in a row that bring the same tensors, after which they are read where they are."""
 RESTLESS = 32
 """Calls that bring others, after which that is no longer looked for."""
+TURNS = 4
+"""How often a capture may be made anew for arguments that are steady, or no longer so."""
 ALIGNED = 16
 """What the addresses of such tensors are multiples of, as those of buffers of ours are."""
 WARM_UPS = 2
@@ -151,7 +153,8 @@ class _Capture:
         steady = before is not None and not before.steady
         self.steady = [(i, args[i], args[i].data_ptr()) for i in others] if steady else []
         self.copied = [] if steady else others
-        self.watched = _Steady() if others and before is None else None
+        self.turned = before.turned + 1 if before else 0
+        self.watched = _Steady() if others and not steady and self.turned < TURNS else None
         self.arguments = list(args)
         for i in self.copied:
             self.arguments[i] = torch.empty_strided(
