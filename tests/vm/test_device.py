@@ -334,7 +334,8 @@ def rms(x):
     return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
-MAP, MAP_HALVES, NORM, NORM_HALVES, SOFTMAX, SOFTMAX_HALVES, ROTARY = range(7)  # RowsFunction of device_rows.h
+# RowsFunction of device_rows.h.
+MAP, MAP_HALVES, NORM, NORM_HALVES, SOFTMAX, SOFTMAX_HALVES, ROTARY = range(7)
 functional = torch.nn.functional
 OF_ROWS = {
     "copy": (MAP, lambda x, y, w: x.clone()),
@@ -413,7 +414,7 @@ def test_strided_rows_and_rows_in_a_buffer_of_others_are_operations_on_rows(monk
 AXES = {
     "transposed": lambda x: x.permute(0, 2, 1, 3).contiguous(),
     "repeated": lambda x: x[:, :, None].expand(2, 3, 4, 5, 72).reshape(2, 12, 5, 72),
-    "repeated and transposed": lambda x: x.transpose(1, 2)[:, :, None].expand(2, 5, 2, 3, 72).clone(),
+    "repeated and transposed": lambda x: x.transpose(1, 2)[:, :, None].repeat(1, 1, 2, 1, 1),
     "softmax": lambda x: torch.softmax(x.permute(2, 0, 1, 3), -1),
     "norm": lambda x: functional.layer_norm(x[:, :, ::2], (72,), x[0, 0, 0], x[0, 0, 1]),
 }
