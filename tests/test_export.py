@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import vtc
-from compiling import Compilations, exported, one_fallback, quick_and_strict
+from compiling import QUICK, Compilations, exported, one_fallback, quick_and_strict
 
 pytestmark = quick_and_strict
 
@@ -82,6 +82,7 @@ def signed() -> Any:
         (wrong(x=torch.randn(2, 8, dtype=torch.float64)), "args[0]", "dtype"),
         (wrong(x=torch.randn(2, 8, device="meta")), "args[0]", "device"),
         (wrong(x=torch.randn(8, 2).t()), "args[0]", "strides"),
+        (wrong(x=torch._neg_view(torch.randn(2, 8))), "args[0]", "is_neg()"),
         (wrong(x=[1.0]), "args[0]", "type"),
         (wrong(factor=3.0), "args[1]", "value"),
         (wrong(factor=2), "args[1]", "value"),
@@ -309,6 +310,38 @@ def test_overlapping_arguments() -> None:
     got, want = call(ours[:4], ours[2:4]), fn(theirs[:4], theirs[2:4])
     torch.testing.assert_close(got, want)
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("engine", ["inductor", "dvm"])
+@pytest.mark.parametrize("place", ["argument", "weight"])
+def test_a_tensor_that_is_negated_lazily(engine: Any, place: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: Tensor) -> None:
+            super().__init__()
+            self.register_buffer("scale", scale)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.cat([x @ self.scale, x + 1], 1), x.t()
+
+    def negated() -> Tensor:
+        return torch.randn(4, 4, dtype=torch.complex64).conj().imag
+
+    x = negated() if place == "argument" else torch.randn(4, 4)
+    model = Scaled(negated() if place == "weight" else torch.randn(4, 4))
+    with one_fallback("negated lazily"):
+        call = vtc.export(model, (x,), engine=engine, options=QUICK)
+    torch.testing.assert_close(call(x), model(x))
+
+
+def test_a_conjugate_is_another_signature() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x * x
+
+    x = torch.randn(3, dtype=torch.complex64)
+    call = vtc.export(fn, (x.conj(),), engine="inductor", options=QUICK)
+    torch.testing.assert_close(call(x.conj()), fn(x.conj()))
+    with pytest.raises(vtc.errors.SignatureError, match=r"is_conj\(\) True, got False"):
+        call(x)
 
 
 # What cannot be exported.

@@ -21,7 +21,7 @@ from judge import Judge, Run
 from records import Record, commit, merged, read_file, totals
 from shrink import kind_of, shrink
 from symbolic import Programs, Symbols
-from work import CHUNK, Finding, Task, finding, run_all, run_seeds
+from work import CHUNK, SYMBOLIC_SEEDS, Finding, Task, finding, run_all, run_seeds
 
 from vtc.graph.capture import capture
 from vtc.program.scalars import SCALARS
@@ -72,7 +72,27 @@ def test_a_program_is_called_with_the_sizes_that_its_guards_hold_for() -> None:
     assert made[0] is made[1] is not made[2]
     notes = Counter[str]()
     run(sized, "dvm", "cpu", notes)
-    assert notes["programs with symbols"] == 2
+    assert notes["programs with symbols"] == notes["worlds run with known sizes"] == 1
+
+
+@pytest.mark.parametrize(("seed", "known"), [(0, 2), (1, 1), (2, 1)])
+def test_a_case_is_traced_with_the_sizes_that_its_seed_picks(seed: int, known: int) -> None:
+    """In the first world a row is broadcast: its program does for no other one."""
+    texts = ("torch.randn(3, 4)", "torch.randn(2, 4)", "torch.randn(3, 4)")
+    others = ("torch.randn(1, 1)", "torch.randn(2, 1)", "torch.randn(3, 1)")
+    arguments = (Argument("a0", texts), Argument("a1", others))
+    statement = Statement("v0 = a0 + a1", "binary", ("v0",))
+    notes = Counter[str]()
+    run(Case(seed, arguments, (statement,), ("v0",), symbolic=True), "dvm", "cpu", notes)
+    assert (notes["programs with symbols"], notes["worlds run with known sizes"]) == (1, known)
+
+
+def test_later_seeds_have_symbolic_sizes_less_often() -> None:
+    counts = [
+        sum(Task("dvm", "cpu").case(seed).symbolic for seed in range(first, first + 400))
+        for first in (0, SYMBOLIC_SEEDS)
+    ]
+    assert counts[0] > 2 * counts[1] > 0
 
 
 def test_guards_with_alternatives_are_all_to_hold() -> None:

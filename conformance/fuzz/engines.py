@@ -228,8 +228,9 @@ def dvm(case: Case, judges: list[Judge], device: str, notes: Notes) -> None:
         for judge in judges:
             compiled = _on_tensors(programs.of(judge.world))
             _twice(judge, compiled, case, device, f"world {judge.world}", notes)
-        notes["programs with symbols"] += len(programs.made) - programs.untraced
-        notes["programs of a case that PyTorch traces no symbols of"] += programs.untraced
+        notes["programs with symbols"] += programs.symbolic
+        notes["cases that PyTorch traces no symbols of"] += not programs.symbolic
+        notes["worlds run with known sizes"] += programs.others
         return
     (judge,) = judges
     graph_module, inputs = traced(case, case.args(0, device))

@@ -1,4 +1,7 @@
-"""A case with sizes as symbols, below Dynamo: one program for as many worlds as its guards hold in.
+"""A case with sizes as symbols, below Dynamo: one program for the worlds that its guards hold in.
+
+It is traced with the sizes of the world that the seed picks. Other worlds, that its guards do not
+hold for, are run with their sizes known: PyTorch's symbolic shapes make a trace ten times as slow.
 
 Dynamo takes seconds for a graph. What it does to sizes is done here: tensors get symbolic sizes and
 strides, equal ones a symbol, the graph is run once on such fakes, whose guards go for the program
@@ -26,33 +29,41 @@ from torch.fx.experimental.symbolic_shapes import (
 from vtc.lowering.dvm.hints import TooWide
 from vtc.lowering.settings import Settings
 from vtc.runtime import dvm_compile
+from vtc.runtime.tracing import quick_tracing
 
 Call = Callable[..., Any]
 
 
 class Programs:
-    """The DVM's programs of a case, made when a world asks for one that there is not yet."""
+    """The DVM's program of a case with symbols for sizes, and those for other worlds.
+
+    `symbolic` says whether there is one with symbols: PyTorch's shape functions do not take
+    everything with them (those of 2.11 lack some). `others` counts worlds it does not hold for.
+    """
 
     def __init__(self, case: Case, device: str) -> None:
         self.case, self.device = case, device
-        self.made: list[tuple[Call, Call]] = []
-        self.untraced = 0
+        self.first = case.seed % len(case.worlds)
+        self.others = 0
+        made = self._symbolic(*traced(case, case.args(self.first, device)))
+        self.symbolic = made is not None
+        self.holds, self.program = made or (lambda _: False, None)
 
     def of(self, world: int) -> Call:
         """A program whose guards hold for the arguments of a world."""
         graph_module, inputs = traced(self.case, self.case.args(world, self.device))
-        for holds, program in self.made:
-            if holds(inputs):
-                return program
-        self.made.append(self._compiled(graph_module, inputs))
-        return self.made[-1][1]
+        if self.program is not None and (world == self.first or self.holds(inputs)):
+            return self.program
+        self.others += 1
+        return dvm_compile.compile_graph(graph_module, inputs, _settings())
 
-    def _compiled(self, graph_module: fx.GraphModule, inputs: list[Any]) -> tuple[Call, Call]:
-        """As vtc does it. What PyTorch's shape functions do not take with symbols (those of 2.11
-        lack some) is traced with the sizes at hand."""
+    def _symbolic(
+        self, graph_module: fx.GraphModule, inputs: list[Any]
+    ) -> tuple[Call, Call] | None:
+        """A program, and whether it holds for other arguments, as vtc makes them."""
         for oblivious in (True, False):
             symbols = Symbols(inputs)
-            with dvm_compile._traced(oblivious):
+            with dvm_compile._traced(oblivious), quick_tracing():
                 try:
                     _note(graph_module, symbols)
                 except Exception:  # as vtc does it, whatever the reason
@@ -62,12 +73,7 @@ class Programs:
                 except TooWide:
                     if not oblivious:
                         raise
-        self.untraced += 1
-        for node in graph_module.graph.nodes:
-            node.meta.pop("example_value", None)
-        sizes = [t.shape for t in inputs]
-        program = dvm_compile.compile_graph(graph_module, inputs, _settings())
-        return lambda args: [t.shape for t in args] == sizes, program
+        return None
 
     def _program(self, graph_module: fx.GraphModule, symbols: Symbols) -> tuple[Call, Call]:
         fakes = symbols.fakes()
@@ -104,7 +110,9 @@ class Symbols:
     def fakes(self) -> list[Any]:
         """New fake tensors of them, with the same symbols at each call. They share storage as the
         tensors do, but are no views: the sizes of a base would be symbols too."""
-        mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
+        # Each result is made once or twice: to note it for a third time takes as long.
+        with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+            mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         made = []
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             context = StatefulSymbolicContext(
