@@ -74,7 +74,8 @@ extern "C" void vtc_rows_on_host(const vtc::Rows* rows, int function, unsigned g
         case 1: return vtc::norm_rows<false>(*rows, own, grid, kept);
         case 2: return vtc::norm_rows<true>(*rows, own, grid, kept);
         case 3: return vtc::softmax_rows<false>(*rows, own, grid, kept);
-        default: return vtc::softmax_rows<true>(*rows, own, grid, kept);
+        case 4: return vtc::softmax_rows<true>(*rows, own, grid, kept);
+        default: return vtc::rotary_rows(*rows, own);
       }
     };
     block.start();
