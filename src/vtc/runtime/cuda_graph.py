@@ -139,6 +139,7 @@ class _Capture:
     stream: torch.cuda.Stream
     outputs: Sequence[Any]
     steady: list[tuple[int, torch.Tensor, int]]
+    turned: int
 
     def __init__(
         self,
