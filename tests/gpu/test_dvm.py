@@ -7,7 +7,14 @@ import torch
 from torch.nn import functional
 
 import vtc
-from patterns.device_operators import POINTWISE, close, layer_norm, rms_add
+from patterns.device_operators import (
+    POINTWISE,
+    ROW_OPERATORS,
+    close,
+    heads_rotated,
+    layer_norm,
+    rms_add,
+)
 from vm import conformance
 from vtc.lowering.settings import Settings
 from vtc.runtime import dvm, dvm_compile
@@ -56,6 +63,36 @@ def test_norms_equal_eager(columns, dtype):
             close(one, other.to(dtype), dtype)
         got = vtc.compile(layer_norm, engine="dvm")(x, w, b)
         close(got, layer_norm(x.float(), w.float(), b.float()).to(dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ROW_OPERATORS)
+def test_operations_on_rows_equal_eager(name, dtype):
+    run = ROW_OPERATORS[name][1]
+    compiled = vtc.compile(run, engine="dvm")
+    for rows, columns in ((5, 7), (333, 777), (700, 4096), (64, 7040), (3000, 64), (2, 8000)):
+        x, y = (torch.randn(rows, columns, device="cuda").to(dtype) for _ in range(2))
+        w = torch.randn(columns, device="cuda").to(dtype)
+        got, expected = compiled(x, y, w), run(x.float(), y.float(), w.float())
+        one = isinstance(got, torch.Tensor)
+        for a, b in zip([got] if one else got, [expected] if one else expected, strict=True):
+            close(a, b.to(dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rows_that_are_turned_by_positions_equal_eager(normed, dtype):
+    run = heads_rotated(128, normed)
+    compiled = vtc.compile(run, engine="dvm")
+    for batch, length in ((1, 5), (3, 700)):
+        x = torch.randn(batch, length, 3 * 128, device="cuda").to(dtype)
+        cos, sin = (torch.randn(length, 128, device="cuda").to(dtype) for _ in range(2))
+        w = torch.randn(128, device="cuda").to(dtype)
+        expected = run(*(a.float() for a in (x, cos, sin, w)))
+        tolerance = 1e-1 if dtype == torch.bfloat16 else 1e-4
+        torch.testing.assert_close(
+            compiled(x, cos, sin, w).float(), expected, rtol=tolerance, atol=tolerance
+        )
 
 
 def test_an_embedding_is_looked_up_and_an_index_out_of_range_is_named():

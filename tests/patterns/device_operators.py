@@ -41,3 +41,52 @@ POINTWISE = {
 def close(got, expected, dtype):
     bound = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
+
+
+def rms(x):
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+# Operations on rows: a kind of them, and a function of two tensors and a vector of columns.
+ROW_OPERATORS = {
+    "copy": ("map", lambda x, y, w: x.clone()),
+    "unary": ("map", lambda x, y, w: torch.exp(x)),
+    "two unary ones": ("map", lambda x, y, w: torch.tanh(torch.neg(x))),
+    "binary": ("map", lambda x, y, w: torch.maximum(x, y)),
+    "by a number": ("map", lambda x, y, w: 3.0 - x),
+    "gate": ("map", lambda x, y, w: y * functional.silu(x)),
+    "gate the other way round": ("map", lambda x, y, w: torch.sigmoid(x) - y),
+    "bias and activation": ("map", lambda x, y, w: functional.gelu(x + w)),
+    "square of itself": ("map", lambda x, y, w: x / x),
+    "choice": ("map", lambda x, y, w: torch.where(x <= 0.5, y - x, x * y)),
+    "choice of operands": ("map", lambda x, y, w: torch.where(x > 0, y, x)),
+    "layer norm": ("norm", lambda x, y, w: layer_norm(x, w, w)),
+    "layer norm alone": ("norm", lambda x, y, w: functional.layer_norm(x, (x.shape[-1],))),
+    "rms norm": ("norm", lambda x, y, w: functional.rms_norm(x, (x.shape[-1],), w, 1e-6)),
+    "sum and rms norm": ("norm", rms_add),
+    "sum and layer norm": ("norm", lambda x, y, w: layer_norm(x + y, w, w)),
+    "rounded rms norm": ("norm", lambda x, y, w: w * rms(x).to(x.dtype)),
+    "softmax": ("softmax", lambda x, y, w: torch.softmax(x, -1)),
+}
+
+
+def turned(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def rotated(x, cos, sin):
+    return x * cos + turned(x) * sin
+
+
+def heads_rotated(width, normed):
+    """Of rows of three heads, whose width is known, as models have them."""
+
+    def run(x, cos, sin, w):
+        x = x.unflatten(-1, (3, width))
+        if normed:
+            x = w * rms(x).to(x.dtype)
+        return rotated(x.transpose(1, 2), cos, sin)
+
+    return run

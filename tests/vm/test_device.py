@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from patterns.device_operators import ROW_OPERATORS, heads_rotated, rotated, turned
 from program.generate import generate
 from vm import conformance, cuda_on_cpu
 from vtc import Options
@@ -156,10 +157,27 @@ def test_the_interpreter_compiles_without_a_gpu_within_its_registers():
     except EngineUnavailableError:
         pytest.skip("NVRTC is not installed")
     assert code[:4] == b"\x7fELF"
-    (spilled,) = re.findall(r"vtc_run\n.*?(\d+) bytes spill stores", log)
-    assert int(spilled) <= 256
-    (registers,) = re.findall(r"Used (\d+) registers", log)
-    assert int(registers) <= 128  # two blocks of 256 threads a processor
+    own = re.findall(r"for (\w+)\n.*?(\d+) bytes spill stores.*?Used (\d+) registers", log, re.S)
+    found = {name: (int(spilled), int(registers)) for name, spilled, registers in own}
+    spilled, registers = found.pop("vtc_run")
+    assert spilled <= 256
+    assert registers <= 128  # two blocks of 256 threads a processor
+    assert found.keys() == REGISTERS.keys()
+    for name, (spilled, registers) in found.items():
+        assert spilled <= 16
+        assert registers <= REGISTERS[name]
+
+
+# Of kernels that are operations on rows: what the threads of their largest blocks may have.
+REGISTERS = {
+    "vtc_map": 64,
+    "vtc_map_halves": 42,
+    "vtc_norm": 128,
+    "vtc_norm_halves": 80,
+    "vtc_softmax": 80,
+    "vtc_softmax_halves": 64,
+    "vtc_rotary": 80,
+}
 
 
 def on_the_twin(run, *args):
@@ -329,42 +347,18 @@ def rows_of(monkeypatch, run, *args):
     return on_the_twin(run, *args)[0], kinds
 
 
-def rms(x):
-    wide = x.float()
-    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
 # RowsFunction of device_rows.h.
 MAP, MAP_HALVES, NORM, NORM_HALVES, SOFTMAX, SOFTMAX_HALVES, ROTARY = range(7)
 functional = torch.nn.functional
-OF_ROWS = {
-    "copy": (MAP, lambda x, y, w: x.clone()),
-    "unary": (MAP, lambda x, y, w: torch.exp(x)),
-    "two unary ones": (MAP, lambda x, y, w: torch.tanh(torch.neg(x))),
-    "binary": (MAP, lambda x, y, w: torch.maximum(x, y)),
-    "by a number": (MAP, lambda x, y, w: 3.0 - x),
-    "gate": (MAP, lambda x, y, w: y * functional.silu(x)),
-    "gate the other way round": (MAP, lambda x, y, w: torch.sigmoid(x) - y),
-    "bias and activation": (MAP, lambda x, y, w: functional.gelu(x + w)),
-    "square of itself": (MAP, lambda x, y, w: x / x),
-    "choice": (MAP, lambda x, y, w: torch.where(x <= 0.5, y - x, x * y)),
-    "choice of operands": (MAP, lambda x, y, w: torch.where(x > 0, y, x)),
-    "layer norm": (NORM, layer_norm),
-    "layer norm alone": (NORM, lambda x, y, w: functional.layer_norm(x, (x.shape[-1],))),
-    "rms norm": (NORM, lambda x, y, w: functional.rms_norm(x, (x.shape[-1],), w, 1e-6)),
-    "sum and rms norm": (NORM, norm_add),
-    "sum and layer norm": (NORM, lambda x, y, w: layer_norm(x + y, y, w)),
-    "rounded rms norm": (NORM, lambda x, y, w: w * rms(x).to(x.dtype)),
-    "softmax": (SOFTMAX, lambda x, y, w: torch.softmax(x, -1)),
-}
+KINDS = {"map": MAP, "norm": NORM, "softmax": SOFTMAX}  # of ROW_OPERATORS
 ALONE = ("copy", "unary", "two unary ones")
 ROW_SHAPES = [(1, 73), (5, 7), (23, 333), (9, 4096), (40, 512), (600, 40), (2, 5120), (2, 7777)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", OF_ROWS)
+@pytest.mark.parametrize("name", ROW_OPERATORS)
 def test_operations_on_rows_are_kernels_of_their_own(monkeypatch, name, dtype):
-    kind, run = OF_ROWS[name]
+    kind, run = KINDS[ROW_OPERATORS[name][0]], ROW_OPERATORS[name][1]
     for shape in ROW_SHAPES:
         generator = torch.Generator().manual_seed(shape[1])
         x, y = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
@@ -428,27 +422,6 @@ def test_rows_along_several_axes_are_operations_on_rows(monkeypatch, name, dtype
     assert None not in kinds
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(found, AXES[name](x), rtol=tolerance, atol=tolerance)
-
-
-def turned(x):
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), -1)
-
-
-def rotated(x, cos, sin):
-    return x * cos + turned(x) * sin
-
-
-def heads_rotated(width, normed):
-    """Of rows of three heads, whose width is known, as models have them."""
-
-    def run(x, cos, sin, w):
-        x = x.unflatten(-1, (3, width))
-        if normed:
-            x = w * rms(x).to(x.dtype)
-        return rotated(x.transpose(1, 2), cos, sin)
-
-    return run
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

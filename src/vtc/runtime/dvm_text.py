@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sympy
@@ -18,8 +18,14 @@ from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, Tensor
 # Where an empty tensor is said to be; nothing is read or written there.
 NOWHERE = torch.empty(64, dtype=torch.uint8)
 
-# What Inductor's code allocates with, past the dispatcher; None in releases that lack it.
-ALLOCATE = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+
+def allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
+    """What Inductor's code allocates with, past the dispatcher: on the current device, so that
+    there may be only one. None where it cannot be used, and in releases that lack it."""
+    if device.type == "cuda" and torch.cuda.device_count() != 1:
+        return None
+    return getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+
 
 # PyTorch's own bindings take arguments faster than an operator's overload.
 BOUND = {
@@ -85,9 +91,10 @@ class Writer:
         self.sized: set[str] = set()
         self.bounds = list(plan.bounds)
         self.laid_out = laid_out(plan)
-        self.plain = plan.device.type == "cpu" and ALLOCATE is not None
+        allocate = allocator(plan.device)
+        self.plain = allocate is not None
         self.names: dict[str, Any] = {
-            "empty_strided": ALLOCATE if self.plain else torch.empty_strided,
+            "empty_strided": allocate or torch.empty_strided,
             "as_strided": torch.as_strided,
             "device": plan.device,
             "math": math,  # these two in printed sizes

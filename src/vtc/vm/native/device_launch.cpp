@@ -134,7 +134,7 @@ bool DeviceInterpreter::launch_rows(const DeviceKernel& kernel, std::span<const 
 }
 
 // Kernels that all have few tasks go in one launch, if it has room for their words, unless the device
-// has kernels of its own for most of them.
+// has kernels of its own for half of them.
 bool DeviceInterpreter::launch_together(std::span<const DeviceKernel> kernels,
                                         std::span<const uintptr_t> pointers,
                                         std::span<const double> params, uintptr_t arena,
@@ -148,7 +148,7 @@ bool DeviceInterpreter::launch_together(std::span<const DeviceKernel> kernels,
     shared_bytes = std::max(shared_bytes, kernel.shared_bytes);
   }
   int64_t most = resident(shared_bytes);
-  if (words > kLaunchWords || 2 * direct > kernels.size()) return false;
+  if (words > kLaunchWords || 2 * direct >= kernels.size()) return false;
   for (const DeviceKernel& kernel : kernels)
     if (kernel.tasks > most) return false;
   Launch launch;

@@ -30,6 +30,9 @@ struct RowsKernel {
 // The operation that a kernel is, if it is one of `RowsKind`.
 RowsKernel find_rows(const ProgramView& program, const KernelView& kernel, const DeviceCode& read);
 
+// Sets the threads of a block, and how many of them have a row.
+void choose_blocks(Rows& own);
+
 // Functions of cuda/interpreter.cu; behind MAP, NORM and SOFTMAX is that for halves.
 enum RowsFunction : int {
   ROWS_FUNCTION_MAP,
