@@ -17,23 +17,31 @@ SYSTEMS = (
 
 def table(path: Path) -> str:
     """Median milliseconds of every case; then stock torch.compile's time over vtc's, with the
-    95 % interval of the paired ratio."""
+    95 % interval of the paired ratio; and the processor, where there are several."""
     cases = json.loads(path.read_text())["cases"]
     cases = [case for case in cases if case["config"]["objective"] == "latency"]
     systems = [s for s in SYSTEMS if any(_row(c, s) for c in cases)]
+    processors = len({_processor(case) for case in cases}) > 1
     lines = [f"| model | batch | {' | '.join(systems)} | torch.compile / vtc |"]
-    lines.append("|---" * (len(systems) + 3) + "|")
+    lines[0] += " on |" * processors
+    lines.append("|---" * (len(systems) + 3 + processors) + "|")
     for case in cases:
         frozen = ", frozen" if case["config"]["freeze"] else ""
         cells = [f"{case['model']}{frozen}", str(case["batch"])]
         cells += [_milliseconds(_row(case, s)) for s in systems]
-        lines.append(f"| {' | '.join([*cells, _ratio(case)])} |")
+        cells += [_ratio(case), *[_processor(case)] * processors]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _row(case: dict[str, Any], system: str) -> dict[str, Any] | None:
     rows = [r for r in case["rows"] if r["system"] == system and r["median_ms"] is not None]
     return rows[0] if rows else None
+
+
+def _processor(case: dict[str, Any]) -> str:
+    text: str = case["versions"]["processor"].partition(",")[0]
+    return text.replace("(R)", "").replace(" Processor", "")
 
 
 def _milliseconds(row: dict[str, Any] | None) -> str:
