@@ -411,7 +411,9 @@ def test_strided_rows_and_rows_in_a_buffer_of_others_are_operations_on_rows(monk
 AXES = {
     "transposed": lambda x: x.permute(0, 2, 1, 3).contiguous(),
     "repeated": lambda x: x[:, :, None].expand(2, 3, 4, 5, 72).reshape(2, 12, 5, 72),
-    "repeated and transposed": lambda x: x.transpose(1, 2)[:, :, None].expand(2, 5, 2, 3, 72).clone(),
+    "repeated and transposed": lambda x: (
+        x.transpose(1, 2)[:, :, None].expand(2, 5, 2, 3, 72).clone()
+    ),
     "softmax": lambda x: torch.softmax(x.permute(2, 0, 1, 3), -1),
     "norm": lambda x: functional.layer_norm(x[:, :, ::2], (72,), x[0, 0, 0], x[0, 0, 1]),
 }
