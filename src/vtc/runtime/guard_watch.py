@@ -173,8 +173,8 @@ class _Tree:
 
     sources: how many managers have a source text. watched: the sources of managers that are left to
     the watch, with all below. dicts, modules, tensors: what is to be watched, by id. keys: texts of
-    the dispatch keys that a guard is kept for. seen: the sources of all that is watched. hooks: empty
-    dictionaries of hooks, by id. registered: how many hooks there had been when the walk began.
+    the dispatch keys that a guard is kept for. seen: the sources of all that is watched. hooks:
+    empty dictionaries of hooks, by id. registered: how many hooks there had been at the beginning.
     """
 
     sources: Counter[str]

@@ -252,20 +252,43 @@ __device__ __forceinline__ bool compare(int op, float x, float y) {
   }
 }
 
-// The block of threads `block` of a ROWS_MAP or ROWS_CHOOSE: one part of a row, or several rows.
-__device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
-  int thread = own_thread();
-  unsigned lanes = d.lanes, row = block;
-  RowSpot s(thread, d, d.aligned != 0);
+// The row and the elements that a thread has of one part of a row, or of several rows. False if it has
+// none.
+__device__ __forceinline__ bool find_part(const Rows& d, unsigned block, RowSpot& s, int& own) {
+  unsigned thread = static_cast<unsigned>(s.slot), lanes = static_cast<unsigned>(d.lanes), row = block;
   if (d.parts > 1) {
-    row = block / static_cast<unsigned>(d.parts);
-    s.first = static_cast<int>(block - row * static_cast<unsigned>(d.parts)) * d.lanes * kElements;
+    unsigned parts = static_cast<unsigned>(d.parts);
+    row = block / parts;
+    s.first = static_cast<int>(block - row * parts) * d.lanes * kElements;
   } else if (lanes < static_cast<unsigned>(d.threads)) {
-    s.slot = static_cast<int>(static_cast<unsigned>(thread) & (lanes - 1));
-    row = (block * static_cast<unsigned>(d.threads) + static_cast<unsigned>(thread)) / lanes;
+    unsigned teams = static_cast<unsigned>(d.threads) / lanes, team = thread / lanes;
+    if (team >= teams) return false;
+    s.slot = static_cast<int>(thread - team * lanes);
+    row = block * teams + team;
   }
-  if (row >= static_cast<unsigned>(d.rows)) return;
-  int own = static_cast<int>(row);
+  own = static_cast<int>(row);
+  return row < static_cast<unsigned>(d.rows);
+}
+
+// Of a ROWS_MAP of one operand of halves, in groups that no row's end cuts.
+__device__ __forceinline__ void map_halves(const Rows& d, unsigned block) {
+  RowSpot s(own_thread(), d, true);
+  int own = 0;
+  if (!find_part(d, block, s, own)) return;
+  Raw<true> x;
+  issue(d, s, d.x, own, x);
+  Values a;
+  take(s, d.x.type, x, a);
+  apply(d.first, a);
+  apply(d.last, a);
+  put_row<false>(d, s, d.out, own, a);
+}
+
+// The block of threads `block` of a ROWS_MAP or ROWS_CHOOSE.
+__device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
+  RowSpot s(own_thread(), d, d.aligned != 0);
+  int own = 0;
+  if (!find_part(d, block, s, own)) return;
   Raw<false> x, y;
   issue(d, s, d.x, own, x);
   if (d.y.address) issue(d, s, d.y, own, y);
@@ -301,11 +324,9 @@ __device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
 
 // The block of threads `block` of a ROWS_ROTARY: a thread has a group of each half of a row.
 __device__ __forceinline__ void rotary_rows(const Rows& d, unsigned block) {
-  unsigned thread = static_cast<unsigned>(own_thread()), lanes = d.lanes;
-  unsigned row = (block * static_cast<unsigned>(d.threads) + thread) / lanes;
-  if (row >= static_cast<unsigned>(d.rows)) return;
-  int own = static_cast<int>(row);
-  RowSpot s(static_cast<int>(thread & (lanes - 1)), d, true);
+  RowSpot s(own_thread(), d, true);
+  int own = 0;
+  if (!find_part(d, block, s, own)) return;
   Raw<false> x, y, shift, scale;
   issue(d, s, d.x, own, x);
   issue(d, s, d.y, own, y);

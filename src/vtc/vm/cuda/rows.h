@@ -44,7 +44,7 @@ struct Rows {
   int32_t axes;            // of rows, the last ones of `sizes`
   int32_t sizes[kRowAxes]; // whose product is `rows`, the last one fastest
   int32_t threads;       // of a block
-  int32_t lanes;         // that have a row together, or a part of it: a power of two, or all
+  int32_t lanes;         // that have a row together, or a part of it
   int32_t parts;         // of a row: blocks
   int32_t aligned;       // groups of 8 elements are moved at once
   int32_t centered;      // of ROWS_NORM

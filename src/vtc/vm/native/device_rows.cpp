@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <limits>
 #include <optional>
 
@@ -21,7 +20,7 @@ bool is_float(int type) { return type == T_BF16 || type == T_F16 || type == T_F3
 class RowsMatcher {
  public:
   RowsMatcher(const ProgramView& program, const KernelView& kernel, const DeviceCode& read)
-      : program_(program), kernel_(kernel), code_(read.code), body_(read.body), read_(read) {}
+      : program_(program), kernel_(kernel), code_(read.code), read_(read) {}
 
   RowsKernel match() {
     if (!find_axes() || !find_stores()) return {};
@@ -70,7 +69,8 @@ class RowsMatcher {
           stores_.push_back(n);
           break;
         case OP_LOAD: case OP_CONST: case OP_DONE: case OP_REDUCE: case FUSED_SQUARES:
-        case OP_CAST: case OP_IOTA: case OP_INIT: case OP_ACCUM: case OP_FINISH: case OP_LOOP: case OP_ENDLOOP:
+        case OP_CAST: case OP_IOTA: case OP_INIT: case OP_ACCUM: case OP_FINISH: case OP_LOOP:
+        case OP_ENDLOOP: case OP_MOVE:
         case FUSED_NOTHING: case FUSED_SILU: case FUSED_GELU: case FUSED_GELU_TANH:
           break;
         default:
@@ -80,12 +80,12 @@ class RowsMatcher {
     return !stores_.empty();
   }
 
-  // The instruction that computes a register as it is read at `at`. Loops are over the columns: a pass
+  // The instruction that computes a register as it is read at `at`, behind moves. Loops are over the columns: a pass
   // reads what it has itself computed, or what is the same in all passes.
   int producer(int at, int reg) const {
     if (reg < 0) return -1;
     for (int n = at - 1; n >= 0; --n)
-      if (code_[n].dst == reg) return n;
+      if (code_[n].dst == reg) return code_[n].op == OP_MOVE ? producer(n, code_[n].a) : n;
     return -1;
   }
 
@@ -459,31 +459,28 @@ class RowsMatcher {
     int threads = 64;
     while (threads < kMostRowThreads && all >= 2 * threads * kManyBlocks) threads *= 2;
     own.parts = 1;
-    if (own.kind == ROWS_NORM || own.kind == ROWS_SOFTMAX) {
-      own.lanes = slots <= 32 ? 32 : static_cast<int>((slots + 31) / 32 * 32);
-      own.threads = own.lanes == 32 ? threads : own.lanes;
-      return;
-    }
+    bool together = own.kind == ROWS_NORM || own.kind == ROWS_SOFTMAX;
     if (own.kind == ROWS_ROTARY) {
       own.lanes = static_cast<int>(half_ / kRun);
-      own.threads = threads;
-      return;
-    }
-    if (own.rows == 1) {
-      own.lanes = own.threads = threads;
+    } else if (together) {
+      own.lanes = slots <= 32 ? 32 : static_cast<int>((slots + 31) / 32 * 32);
+      if (own.lanes > 32) threads = own.lanes;
+    } else if (own.rows == 1) {
+      own.lanes = threads;
+    } else if (slots > kMostRowThreads) {
+      own.lanes = threads = kMostRowThreads;
     } else {
-      own.lanes = static_cast<int>(
-          std::min<int64_t>(std::bit_ceil(static_cast<uint64_t>(slots)), kMostRowThreads));
-      own.threads = std::max(threads, own.lanes);
+      own.lanes = static_cast<int>(slots);
+      threads = std::max(threads, (own.lanes + 31) / 32 * 32);
     }
-    own.parts = static_cast<int>((slots + own.lanes - 1) / own.lanes);
-    if (own.parts > 1) own.threads = own.lanes;
+    own.threads = threads;
+    if (!together && own.kind != ROWS_ROTARY)
+      own.parts = static_cast<int>((slots + own.lanes - 1) / own.lanes);
   }
 
   const ProgramView& program_;
   const KernelView& kernel_;
   const std::vector<DeviceInstruction>& code_;
-  int body_;
   const DeviceCode& read_;
   RowsKernel found_;
   std::vector<int> stores_;
@@ -523,15 +520,19 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
     return own;
   }
   if (map) {
-    own.function = ROWS_FUNCTION_MAP;
+    bool alone = r.kind == ROWS_MAP && r.second == kNoOperator && r.columns % 8 == 0;
+    own.function = ROWS_FUNCTION_MAP + (alone && halves);
     return own;
   }
   bool norm = r.kind == ROWS_NORM;
   own.function = (norm ? ROWS_FUNCTION_NORM : ROWS_FUNCTION_SOFTMAX) + halves;
-  int full = norm ? (halves ? 3 : 2) : (halves ? 4 : 3);  // blocks of kMostRowThreads, by registers
-  if (const char* given = std::getenv("VTC_ROWS_FULL")) full = std::atoi(given);
-  int resident = std::clamp(full * kMostRowThreads / r.threads, 1, full < 50 ? 32 : 1 << 20);
-  own.blocks = std::min(own.blocks, int64_t{processors} * resident);
+  // A block for each row, whose loads are on their way while others compute; but where the mean is to be
+  // known before the squares, blocks that load their next row while they wait.
+  if (r.centered) {
+    int full = halves ? 3 : 2;  // blocks of kMostRowThreads, by registers
+    int resident = std::clamp(full * kMostRowThreads / r.threads, 1, 32);
+    own.blocks = std::min(own.blocks, int64_t{processors} * resident);
+  }
   return own;
 }
 
