@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,3 +49,12 @@ def clean_dynamo() -> None:
     """Nothing that other tests compiled, and fixed random values."""
     torch._dynamo.reset()
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def without_gradients() -> Iterator[None]:
+    """No gradients are recorded, and nothing is there that other tests compiled."""
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
