@@ -66,9 +66,9 @@ class Fusion:
     users: the live uses. kept: stored for the caller. roots: used beside `users`, as they are
     returned, left in updated inputs, or passed to eager calls. fakes: eager PyTorch's
     tensors, whose strides eager calls get. panels: for a product's right operand the node
-    that holds it packed. viewed: values that are returned as views. overwritten: spaces that
-    scatters write into. also: where the caller wants a value that kernels read in another order:
-    it is stored twice.
+    that holds it packed. viewed: values that are returned as views. operands: those of calls that
+    return views of them. overwritten: spaces that scatters write into. also: where the caller wants
+    a value that kernels read in another order: it is stored twice.
     """
 
     users: dict[Node, list[Node]]
@@ -86,6 +86,7 @@ class Fusion:
     overwritten: set[int] = field(default_factory=set)
     also: dict[Node, Home] = field(default_factory=dict)
     viewed: dict[Node, View] = field(default_factory=dict)
+    operands: dict[tuple[Call, Node], View] = field(default_factory=dict)
     made: int = 0
 
     def __post_init__(self) -> None:
@@ -475,7 +476,7 @@ class Fusion:
             if isinstance(value, Weak):
                 self.ensure(value.node)
                 return ScalarRef(self.homes[value.node].buffer)
-            return self.tensor(value) if isinstance(value, Node) else value
+            return self.tensor(value, call) if isinstance(value, Node) else value
 
         args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), passed)
         results = []
@@ -489,10 +490,10 @@ class Fusion:
         self.calls.add(call)
         self.steps.append(step)
 
-    def tensor(self, node: Node) -> TensorRef:
-        """The node as a tensor with eager PyTorch's strides, on which those of an operator's
-        results depend: a view of something in memory where it is one."""
-        shown = self.viewed.get(node)
+    def tensor(self, node: Node, call: Call) -> TensorRef:
+        """The node, an operand of a call, as a tensor with eager PyTorch's strides, on which those
+        of an operator's results depend: a view of something in memory where it is one."""
+        shown = self.operands.get((call, node)) or self.viewed.get(node)
         if shown is not None:
             self.ensure(shown.base)
             home = self.also.get(shown.base) or self.homes[shown.base]
@@ -535,17 +536,21 @@ class Fusion:
     def stride_of(self, reference: TensorRef) -> tuple[Size, ...]:
         return reference.view[1] if reference.view else self.spaces[reference.space].stride
 
-    def view(self, node: Node) -> TensorRef | None:
+    def view(self, node: Node, origin: Node | None = None) -> TensorRef | None:
+        """The node as a view of what is in memory that it is moved from, of `origin` if there is
+        one; None where it is no such view."""
         index: Index = tuple(affine.coordinate(d) for d in range(len(node.shape)))
         bounds = tuple((0, sizes.sub(s, 1)) for s in node.shape)
         base = node
-        while base.op == "move" and base not in self.stored:
+        while base.op == "move" and (base not in self.stored if origin is None else base != origin):
             move: Move = base.constant
             pieces = move.load.pieces
             if len(pieces) != 1 or isinstance(pieces[0].source, Fill) or pieces[0].lookups():
                 return None
             index = tuple(substitution.substitute(f, index, bounds) for f in pieces[0].forms)
             base = base.operands[pieces[0].source]
+        if origin is not None and base is not origin:
+            return None
         if base.op == "external":
             self.ensure(base)
         home = self.traced_home(base)
