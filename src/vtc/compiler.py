@@ -71,8 +71,8 @@ def compile(
     The model runs under `torch.no_grad()` or `torch.inference_mode()` as its caller does; a call
     that records gradients is compiled by stock TorchInductor, with one warning. An ONNX file is
     called with its inputs in order or by name, and gives its output, or a tuple of several. Raises
-    UnknownChoiceError, EngineUnavailableError and UnsupportedTorchError, and for a file
-    OnnxFileError and UnsupportedOnnxError.
+    UnknownChoiceError, InvalidOptionError, EngineUnavailableError and UnsupportedTorchError, and
+    for a file OnnxFileError and UnsupportedOnnxError.
     """
     settings = _settings(engine, objective, options)
     if engine == "dvm" and dynamic is not False:
@@ -178,7 +178,7 @@ def export(
     frozen unless `options` says otherwise; one that changes is frozen again. What else Python code
     reads of the model stays as it was. Nothing runs and nothing is updated at compile time. An ONNX
     file without `args` gets those that it declares. Raises CaptureError for a model that is not one
-    graph.
+    graph, and what `vtc.compile` raises.
     """
     settings = _settings(engine, objective, _frozen_by_default(options))
     run = functools.partial(compile_graph, settings=settings)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from program.generate import generate
 from vtc.program.dtypes import DType
-from vtc.vm import _native, isa
+from vtc.vm import _native, decode, isa
 from vtc.vm.machine import Machine
 
 MUTANTS = 40
@@ -81,7 +81,7 @@ def far_mutants(words: list[int], rng: random.Random) -> Iterator[list[int]]:
         numbers_of_access(words, place, op)
         for kernel in kernels(words)
         for start in (kernel.prologue, kernel.body)
-        for place, op in isa.instructions(words, start)
+        for place, op in decode.instructions(words, start)
         if op.name in ACCESSING
     ]
     rare = [kinds for kinds in accesses if len(kinds) > 2]  # with terms or masks
@@ -96,7 +96,7 @@ def far_mutants(words: list[int], rng: random.Random) -> Iterator[list[int]]:
 def numbers_of_access(words: list[int], at: int, op: isa.Op) -> list[range]:
     """The positions of the numbers of an instruction's access by what they are: the offset, the
     strides, the terms, the masks; of the larger instructions all together."""
-    end = at + isa.length_at(words, at)
+    end = at + decode.length_at(words, at)
     first = at + {"LOAD": 2, "STORE": 2, "BIND": 1}.get(op.name, 0)
     if first == at:
         return [range(at + 1, end)]
@@ -105,11 +105,11 @@ def numbers_of_access(words: list[int], at: int, op: isa.Op) -> list[range]:
     return [r for r in itertools.starmap(range, itertools.pairwise(bounds)) if r]
 
 
-def kernels(words: list[int]) -> Iterator[isa.KernelWords]:
+def kernels(words: list[int]) -> Iterator[decode.KernelWords]:
     """The kernels of a valid program."""
     for at, op in steps(words):
         if op.name == "KERNEL":
-            yield isa.decode_kernel(words, at)
+            yield decode.kernel(words, at)
 
 
 def steps(words: list[int]) -> Iterator[tuple[int, isa.Op]]:
@@ -121,7 +121,7 @@ def steps(words: list[int]) -> Iterator[tuple[int, isa.Op]]:
         if op.name == "END":
             return
         is_kernel = op.name == "KERNEL"
-        at = isa.decode_kernel(words, at).end if is_kernel else at + isa.field(words[at], "length")
+        at = decode.kernel(words, at).end if is_kernel else at + isa.field(words[at], "length")
 
 
 def points(words: list[int]) -> int:
@@ -130,7 +130,7 @@ def points(words: list[int]) -> int:
     for kernel in kernels(words):
         inner = 1
         for start in (kernel.prologue, kernel.body):
-            for place, own in isa.instructions(words, start):
+            for place, own in decode.instructions(words, start):
                 if own.name in ("MATMUL", "ATTENTION"):
                     inner = max(inner, words[place + 1], words[place + 2] % 2**32)
                 if own.name == "MERGE":

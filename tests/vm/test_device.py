@@ -329,7 +329,13 @@ def rows_of(monkeypatch, run, *args):
     return on_the_twin(run, *args)[0], kinds
 
 
-MAP, NORM, NORM_HALVES, SOFTMAX, SOFTMAX_HALVES = range(5)  # RowsFunction of device_rows.h
+def rms(x):
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+# RowsFunction of device_rows.h.
+MAP, MAP_HALVES, NORM, NORM_HALVES, SOFTMAX, SOFTMAX_HALVES, ROTARY = range(7)
 functional = torch.nn.functional
 OF_ROWS = {
     "copy": (MAP, lambda x, y, w: x.clone()),
@@ -348,8 +354,10 @@ OF_ROWS = {
     "rms norm": (NORM, lambda x, y, w: functional.rms_norm(x, (x.shape[-1],), w, 1e-6)),
     "sum and rms norm": (NORM, norm_add),
     "sum and layer norm": (NORM, lambda x, y, w: layer_norm(x + y, y, w)),
+    "rounded rms norm": (NORM, lambda x, y, w: w * rms(x).to(x.dtype)),
     "softmax": (SOFTMAX, lambda x, y, w: torch.softmax(x, -1)),
 }
+ALONE = ("copy", "unary", "two unary ones")
 ROW_SHAPES = [(1, 73), (5, 7), (23, 333), (9, 4096), (40, 512), (600, 40), (2, 5120), (2, 7777)]
 
 
@@ -362,7 +370,8 @@ def test_operations_on_rows_are_kernels_of_their_own(monkeypatch, name, dtype):
         x, y = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
         w = torch.randn(shape[1], generator=generator).to(dtype)
         found, kinds = rows_of(monkeypatch, run, x, y, w)
-        halves = kind != MAP and dtype != torch.float32 and shape[1] % 8 == 0
+        grouped = x.numel() % 8 == 0 if kind == MAP else shape[1] % 8 == 0
+        halves = grouped and dtype != torch.float32 and (kind != MAP or name in ALONE)
         assert kinds == [kind + halves]
         expected = run(x.float(), y.float(), w.float())
         tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}[dtype]
@@ -400,3 +409,84 @@ def test_strided_rows_and_rows_in_a_buffer_of_others_are_operations_on_rows(monk
         found, kinds = rows_of(monkeypatch, run, *given)
         assert None not in kinds
         torch.testing.assert_close(found, run(*given), rtol=1e-5, atol=1e-5)
+
+
+AXES = {
+    "transposed": lambda x: x.permute(0, 2, 1, 3).contiguous(),
+    "repeated": lambda x: x[:, :, None].expand(2, 3, 4, 5, 72).reshape(2, 12, 5, 72),
+    "repeated and transposed": lambda x: x.transpose(1, 2)[:, :, None].repeat(1, 1, 2, 1, 1),
+    "softmax": lambda x: torch.softmax(x.permute(2, 0, 1, 3), -1),
+    "norm": lambda x: functional.layer_norm(x[:, :, ::2], (72,), x[0, 0, 0], x[0, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", AXES)
+def test_rows_along_several_axes_are_operations_on_rows(monkeypatch, name, dtype):
+    x = torch.randn(2, 3, 5, 72, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found, kinds = rows_of(monkeypatch, AXES[name], x)
+    assert None not in kinds
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, AXES[name](x), rtol=tolerance, atol=tolerance)
+
+
+def turned(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def rotated(x, cos, sin):
+    return x * cos + turned(x) * sin
+
+
+def heads_rotated(width, normed):
+    """Of rows of three heads, whose width is known, as models have them."""
+
+    def run(x, cos, sin, w):
+        x = x.unflatten(-1, (3, width))
+        if normed:
+            x = w * rms(x).to(x.dtype)
+        return rotated(x.transpose(1, 2), cos, sin)
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rows_that_are_turned_by_positions_are_kernels_of_their_own(
+    monkeypatch, normed, width, dtype
+):
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(2, 5, 3 * width, generator=generator).to(dtype)
+    cos, sin = (torch.randn(5, width, generator=generator).to(dtype) for _ in range(2))
+    w = torch.randn(width, generator=generator).to(dtype)
+    run, args = heads_rotated(width, normed), (x, cos, sin, w)
+    found, kinds = rows_of(monkeypatch, run, *args)
+    assert kinds[-1] == ROTARY
+    expected = run(*(a.float() for a in args))
+    tolerance = {torch.bfloat16: 5e-2, torch.float16: 6e-3, torch.float32: 1e-5}[dtype]
+    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+NOT_ROTARY = {
+    "turned the other way": lambda x, c, s: x * c + torch.cat((x[..., 32:], -x[..., :32]), -1) * s,
+    "not halves": lambda x, c, s: x * c + torch.cat((-x[..., 24:], x[..., :24]), -1) * s,
+    "of another": lambda x, c, s: x * c + turned(x + 1) * s,
+    "less": lambda x, c, s: x * c - turned(x) * s,
+}
+
+
+@pytest.mark.parametrize("name", NOT_ROTARY)
+def test_rows_that_are_turned_otherwise_are_interpreted(monkeypatch, name):
+    x, c, s = torch.randn(3, 7, 64, generator=torch.Generator().manual_seed(3))
+    found, kinds = rows_of(monkeypatch, NOT_ROTARY[name], x, c, s)
+    assert ROTARY not in kinds
+    torch.testing.assert_close(found, NOT_ROTARY[name](x, c, s), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_are_turned_are_interpreted_where_groups_cannot_be_moved(monkeypatch):
+    x, cos, sin = (torch.randn(7 * 64 + 1)[1:].view(7, 64) for _ in range(3))
+    found, kinds = rows_of(monkeypatch, rotated, x, cos, sin)
+    assert kinds == [None]
+    torch.testing.assert_close(found, rotated(x, cos, sin), rtol=1e-5, atol=1e-5)

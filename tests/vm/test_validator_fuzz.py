@@ -16,7 +16,7 @@ import pytest
 from vm.assembling import MASK, access, instr, kernel, number, program
 from vm.examples import attention, branch, split_fold
 from vm.mutation import steps
-from vtc.vm import isa, machine
+from vtc.vm import decode, isa, machine
 
 TESTS = Path(__file__).parents[1]
 COLUMN = {"type": "f32", "type2": "f32", "kind_dst": "column"}
@@ -130,7 +130,7 @@ def test_a_run_behind_its_buffer_is_an_index_error(name):
 @pytest.mark.parametrize("value", [2**63, 2**63 - 1, 2**62])
 def test_windows_of_attention_are_no_farther_than_addresses(word, value):
     words = attention(5, 4, 6, 1 | 2 | 4 | 8)
-    at = isa.decode_kernel(words, isa.HEAD_WORDS + 5 * isa.BUFFER_WORDS).body
+    at = decode.kernel(words, isa.HEAD_WORDS + 5 * isa.BUFFER_WORDS).body
     words[at + word] = value
     with pytest.raises(ValueError, match="window"):
         validated(words)

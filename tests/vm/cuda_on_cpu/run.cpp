@@ -71,10 +71,12 @@ extern "C" void vtc_rows_on_host(const vtc::Rows* rows, int function, unsigned g
       unsigned own = block_index.x;
       switch (function) {
         case 0: return vtc::map_rows(*rows, own);
-        case 1: return vtc::norm_rows<false>(*rows, own, grid, kept);
-        case 2: return vtc::norm_rows<true>(*rows, own, grid, kept);
-        case 3: return vtc::softmax_rows<false>(*rows, own, grid, kept);
-        default: return vtc::softmax_rows<true>(*rows, own, grid, kept);
+        case 1: return vtc::map_halves(*rows, own);
+        case 2: return vtc::norm_rows<false>(*rows, own, grid, kept);
+        case 3: return vtc::norm_rows<true>(*rows, own, grid, kept);
+        case 4: return vtc::softmax_rows<false>(*rows, own, grid, kept);
+        case 5: return vtc::softmax_rows<true>(*rows, own, grid, kept);
+        default: return vtc::rotary_rows(*rows, own);
       }
     };
     block.start();

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vtc.index import Affine, Fill, Size, affine, sizes, substitution
-from vtc.lowering.dvm.body import Body, Cut, Home, Indirect, Needs
+from vtc.lowering.dvm.body import Body
 from vtc.lowering.dvm.channels import Planned, channel_runs
 from vtc.lowering.dvm.domain import ZERO, Index, broadcast_index, coordinate_number, sliding
+from vtc.lowering.dvm.instructions import Cut, Indirect, Needs
+from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.nodes import AttentionSpec, ConvolutionSpec, Move, Node
 from vtc.program.tile import Access, Attention, Contraction, Convolution, Panel, Part, Window
 

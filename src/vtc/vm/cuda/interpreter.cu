@@ -17,6 +17,16 @@ extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 4)
   vtc::map_rows(rows, blockIdx.x);
 }
 
+extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 6)
+    vtc_map_halves(const __grid_constant__ vtc::Rows rows) {
+  vtc::map_halves(rows, blockIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 3)
+    vtc_rotary(const __grid_constant__ vtc::Rows rows) {
+  vtc::rotary_rows(rows, blockIdx.x);
+}
+
 #define VTC_ROWS(NAME, FUNCTION, THREADS)                                                  \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                 \
       NAME(const __grid_constant__ vtc::Rows rows) {                                       \

@@ -23,8 +23,12 @@ struct Raw {
 struct RowSpot {
   int slot, lanes, columns, first;  // first: column of the part of a row
   bool aligned;
+  int apart;  // columns from one group to the next
 
-  __device__ __forceinline__ int group(int g) const { return first + (g * lanes + slot) * kRun; }
+  __device__ __forceinline__ RowSpot(int own_slot, const Rows& d, bool in_groups)
+      : slot(own_slot), lanes(d.lanes), columns(d.columns), first(0), aligned(in_groups),
+        apart(d.lanes * kRun) {}
+  __device__ __forceinline__ int group(int g) const { return first + g * apart + slot * kRun; }
   __device__ __forceinline__ int column(int g, int e) const {
     return aligned ? group(g) + e : first + (g * kRun + e) * lanes + slot;
   }
@@ -64,15 +68,28 @@ __device__ __forceinline__ void store_element(const RowOperand& to, char* at, fl
         static_cast<uint16_t>(to.type == T_BF16 ? pack_bf16(x, 0.0f) : pack_f16(x, 0.0f));
 }
 
-__device__ __forceinline__ char* row_of(const RowOperand& own, int row) {
-  return reinterpret_cast<char*>(own.address) + row * own.pitch;
+__device__ __forceinline__ char* row_of(const Rows& d, const RowOperand& own, int row) {
+  int64_t offset = 0;
+  unsigned rest = static_cast<unsigned>(row);
+  if (d.axes > 1) {
+#pragma unroll
+    for (int n = kRowAxes - 1; n > 0; --n) {
+      unsigned size = static_cast<unsigned>(d.sizes[n]), whole = rest / size;
+      offset += static_cast<int64_t>(rest - whole * size) * own.pitch[n];
+      rest = whole;
+    }
+    offset += static_cast<int64_t>(rest) * own.pitch[0];
+  } else {
+    offset = static_cast<int64_t>(rest) * own.pitch[kRowAxes - 1];
+  }
+  return reinterpret_cast<char*>(own.address) + offset;
 }
 
 // Starts the loads of a row; what is beyond its end becomes 0.
 template <bool kHalves>
-__device__ __forceinline__ void issue(const RowSpot& s, const RowOperand& own, int row,
+__device__ __forceinline__ void issue(const Rows& d, const RowSpot& s, const RowOperand& own, int row,
                                       Raw<kHalves>& to) {
-  const char* from = row_of(own, row);
+  const char* from = row_of(d, own, row);
   constexpr int kEach = Raw<kHalves>::kEach;
   if (kHalves || s.aligned) {
 #pragma unroll
@@ -134,11 +151,12 @@ __device__ __forceinline__ void take(const RowSpot& s, int type, const Raw<kHalv
 }
 
 // The group that the end of a row cuts, if a thread has it.
-__device__ __forceinline__ void take_cut(const RowSpot& s, const RowOperand& own, int row, Values& v) {
+__device__ __forceinline__ void take_cut(const Rows& d, const RowSpot& s, const RowOperand& own,
+                                         int row, Values& v) {
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     if (!s.cut(g)) continue;
-    const char* at = row_of(own, row) + static_cast<int64_t>(s.group(g)) * own.size;
+    const char* at = row_of(d, own, row) + static_cast<int64_t>(s.group(g)) * own.size;
 #pragma unroll
     for (int e = 0; e < kRun; ++e)
       v.x[g * kRun + e] = s.group(g) + e < s.columns
@@ -149,9 +167,9 @@ __device__ __forceinline__ void take_cut(const RowSpot& s, const RowOperand& own
 
 // kCut: the end of a row may cut a group.
 template <bool kCut>
-__device__ __forceinline__ void put_row(const RowSpot& s, const RowOperand& own, int row,
-                                        const Values& v) {
-  char* to = row_of(own, row);
+__device__ __forceinline__ void put_row(const Rows& d, const RowSpot& s, const RowOperand& own,
+                                        int row, const Values& v) {
+  char* to = row_of(d, own, row);
   if (s.aligned) {
     with_vector_type(own.type, [&](auto constant) {
       constexpr int kType = decltype(constant)::value;
@@ -234,29 +252,52 @@ __device__ __forceinline__ bool compare(int op, float x, float y) {
   }
 }
 
-// The block of threads `block` of a ROWS_MAP or ROWS_CHOOSE: one part of a row, or several rows.
-__device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
-  int thread = own_thread();
-  unsigned lanes = d.lanes, row = block;
-  RowSpot s{thread, d.lanes, d.columns, 0, d.aligned != 0};
+// The row and the elements that a thread has of one part of a row, or of several rows. False if it has
+// none.
+__device__ __forceinline__ bool find_part(const Rows& d, unsigned block, RowSpot& s, int& own) {
+  unsigned thread = static_cast<unsigned>(s.slot), lanes = static_cast<unsigned>(d.lanes), row = block;
   if (d.parts > 1) {
-    row = block / static_cast<unsigned>(d.parts);
-    s.first = static_cast<int>(block - row * static_cast<unsigned>(d.parts)) * d.lanes * kElements;
+    unsigned parts = static_cast<unsigned>(d.parts);
+    row = block / parts;
+    s.first = static_cast<int>(block - row * parts) * d.lanes * kElements;
   } else if (lanes < static_cast<unsigned>(d.threads)) {
-    s.slot = static_cast<int>(static_cast<unsigned>(thread) & (lanes - 1));
-    row = (block * static_cast<unsigned>(d.threads) + static_cast<unsigned>(thread)) / lanes;
+    unsigned teams = static_cast<unsigned>(d.threads) / lanes, team = thread / lanes;
+    if (team >= teams) return false;
+    s.slot = static_cast<int>(thread - team * lanes);
+    row = block * teams + team;
   }
-  if (row >= static_cast<unsigned>(d.rows)) return;
-  int own = static_cast<int>(row);
+  own = static_cast<int>(row);
+  return row < static_cast<unsigned>(d.rows);
+}
+
+// Of a ROWS_MAP of one operand of halves, in groups that no row's end cuts.
+__device__ __forceinline__ void map_halves(const Rows& d, unsigned block) {
+  RowSpot s(own_thread(), d, true);
+  int own = 0;
+  if (!find_part(d, block, s, own)) return;
+  Raw<true> x;
+  issue(d, s, d.x, own, x);
+  Values a;
+  take(s, d.x.type, x, a);
+  apply(d.first, a);
+  apply(d.last, a);
+  put_row<false>(d, s, d.out, own, a);
+}
+
+// The block of threads `block` of a ROWS_MAP or ROWS_CHOOSE.
+__device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
+  RowSpot s(own_thread(), d, d.aligned != 0);
+  int own = 0;
+  if (!find_part(d, block, s, own)) return;
   Raw<false> x, y;
-  issue(s, d.x, own, x);
-  if (d.y.address) issue(s, d.y, own, y);
+  issue(d, s, d.x, own, x);
+  if (d.y.address) issue(d, s, d.y, own, y);
   Values a, b;
   take(s, d.x.type, x, a);
   if (d.y.address) take(s, d.y.type, y, b);
   if (d.aligned && d.columns % kRun) {
-    take_cut(s, d.x, own, a);
-    if (d.y.address) take_cut(s, d.y, own, b);
+    take_cut(d, s, d.x, own, a);
+    if (d.y.address) take_cut(d, s, d.y, own, b);
   }
   if (d.kind == ROWS_CHOOSE) {
     uint32_t chosen = 0;
@@ -268,7 +309,7 @@ __device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
     apply_simple(d.third, other, b);
 #pragma unroll
     for (int n = 0; n < kElements; ++n) a.x[n] = chosen >> n & 1 ? a.x[n] : other.x[n];
-    return put_row<true>(s, d.out, own, a);
+    return put_row<true>(d, s, d.out, own, a);
   }
   apply(d.first, a);
   if (d.second != kNoOperator) {
@@ -278,7 +319,40 @@ __device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
     apply(d.second, a, b);
   }
   apply(d.last, a);
-  put_row<true>(s, d.out, own, a);
+  put_row<true>(d, s, d.out, own, a);
+}
+
+// The block of threads `block` of a ROWS_ROTARY: a thread has a group of each half of a row.
+__device__ __forceinline__ void rotary_rows(const Rows& d, unsigned block) {
+  RowSpot s(own_thread(), d, true);
+  int own = 0;
+  if (!find_part(d, block, s, own)) return;
+  Raw<false> x, y, shift, scale;
+  issue(d, s, d.x, own, x);
+  issue(d, s, d.y, own, y);
+  issue(d, s, d.shift, own, shift);
+  Values a, b, c;
+  if (d.scale.address) {
+    issue(d, s, d.scale, own, scale);
+    float factor = element_of(d.sum.type, element_bits(row_of(d, d.sum, own), d.sum.size));
+    take(s, d.x.type, x, a);
+    each(a, [=](float p) { return p * factor; });
+    if (d.first == D_BF16) round_bf16(a);
+    if (d.first == D_F16) round_f16(a);
+    take(s, d.scale.type, scale, b);
+    each(a, b, [](float p, float q) { return p * q; });
+  } else {
+    take(s, d.x.type, x, a);
+  }
+  take(s, d.y.type, y, b);
+  take(s, d.shift.type, shift, c);
+  static_assert(kGroups == 2);
+#pragma unroll
+  for (int e = 0; e < kRun; ++e) {
+    b.x[e] = a.x[e] * b.x[e] + -a.x[kRun + e] * c.x[e];
+    b.x[kRun + e] = a.x[kRun + e] * b.x[kRun + e] + a.x[e] * c.x[kRun + e];
+  }
+  put_row<false>(d, s, d.out, own, b);
 }
 
 // A warp, or all of a block, that has rows together.
@@ -342,15 +416,16 @@ struct RowTurns {
   RowSpot spot;
   int row, step;
 
+  static __device__ __forceinline__ bool alone(const Rows& d) {
+    return d.lanes == 32 || d.threads > d.lanes;
+  }
+
   __device__ __forceinline__ RowTurns(const Rows& d, bool aligned, unsigned block, unsigned blocks,
-                                      float* kept) {
-    int thread = own_thread(), teams = d.threads / d.lanes;
-    bool alone = teams > 1 || d.lanes == 32;
-    team.thread = thread;
-    team.warps = alone ? 1 : d.lanes / 32;
-    team.kept = kept;
-    spot = RowSpot{alone ? thread % 32 : thread, d.lanes, d.columns, 0, aligned};
-    row = static_cast<int>(block) * teams + (alone ? thread / 32 : 0);
+                                      float* kept)
+      : team{own_thread(), alone(d) ? 1 : d.lanes / 32, kept},
+        spot(alone(d) ? team.thread % 32 : team.thread, d, aligned) {
+    int teams = d.threads / d.lanes;
+    row = static_cast<int>(block) * teams + (alone(d) ? team.thread / 32 : 0);
     step = static_cast<int>(blocks) * teams;
   }
 };
@@ -362,11 +437,11 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
   uint32_t live = s.live();
   Raw<kHalves> x, y, scale, shift;
   if (t.row < d.rows) {
-    issue(s, d.x, t.row, x);
-    if (d.y.address) issue(s, d.y, t.row, y);
+    issue(d, s, d.x, t.row, x);
+    if (d.y.address) issue(d, s, d.y, t.row, y);
   }
-  if (d.scale.address) issue(s, d.scale, 0, scale);
-  if (d.shift.address) issue(s, d.shift, 0, shift);
+  if (d.scale.address) issue(d, s, d.scale, 0, scale);
+  if (d.shift.address) issue(d, s, d.shift, 0, shift);
 #pragma unroll 1
   for (int row = t.row; row < d.rows; row += t.step) {
     Values a, b;
@@ -377,10 +452,10 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
     }
     int next = row + t.step;
     if (next < d.rows) {
-      issue(s, d.x, next, x);
-      if (d.y.address) issue(s, d.y, next, y);
+      issue(d, s, d.x, next, x);
+      if (d.y.address) issue(d, s, d.y, next, y);
     }
-    if (d.sum.address) put_row<false>(s, d.sum, row, a);
+    if (d.sum.address) put_row<false>(d, s, d.sum, row, a);
     if (d.centered) {
       float mean = quotient(t.team.fold(a, Sum()), d.count);
       each(a, [=](float p) { return p - mean; });
@@ -390,6 +465,8 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
     each(b, [](float p) { return p * p; });
     float root = rsqrtf(quotient(t.team.fold(b, Sum()), d.count) + d.number);
     each(a, [=](float p) { return p * root; });
+    if (d.first == D_BF16) round_bf16(a);
+    if (d.first == D_F16) round_f16(a);
     // Unpacked for each row: there are no registers to keep them in.
 #pragma unroll
     for (uint32_t& w : scale.w) renew(w);
@@ -403,7 +480,7 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
       take(s, d.shift.type, shift, b);
       each(a, b, [](float p, float q) { return p + q; });
     }
-    put_row<false>(s, d.out, row, a);
+    put_row<false>(d, s, d.out, row, a);
   }
 }
 
@@ -414,19 +491,19 @@ __device__ __forceinline__ void softmax_rows(const Rows& d, unsigned block, unsi
   const RowSpot& s = t.spot;
   uint32_t live = s.live();
   Raw<kHalves> x;
-  if (t.row < d.rows) issue(s, d.x, t.row, x);
+  if (t.row < d.rows) issue(d, s, d.x, t.row, x);
 #pragma unroll 1
   for (int row = t.row; row < d.rows; row += t.step) {
     Values a;
     take(s, d.x.type, x, a);
-    if (row + t.step < d.rows) issue(s, d.x, row + t.step, x);
+    if (row + t.step < d.rows) issue(d, s, d.x, row + t.step, x);
     leave(live, Most::none(), a);
     float most = t.team.fold(a, Most());
     each(a, [=](float p) { return expf(p - most); });
     leave(live, 0.0f, a);
     float part = quotient(1.0f, t.team.fold(a, Sum()));
     each(a, [=](float p) { return p * part; });
-    put_row<false>(s, d.out, row, a);
+    put_row<false>(d, s, d.out, row, a);
   }
 }
 

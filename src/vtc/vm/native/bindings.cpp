@@ -233,6 +233,10 @@ nb::list rows(const Program& program, const std::vector<uintptr_t>& pointers, ui
       continue;
     }
     vtc::RowsLaunch own = vtc::launch_of(kernel.rows, at, processors);
+    if (!own.blocks) {
+      found.append(nb::none());
+      continue;
+    }
     found.append(nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(&own.rows), sizeof own.rows),
                                 own.function, own.blocks));
   }

@@ -97,7 +97,7 @@ void DeviceInterpreter::launch(std::span<const DeviceKernel> kernels,
 void DeviceInterpreter::launch_one(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
                                    std::span<const double> params, uintptr_t arena,
                                    uintptr_t stream) {
-  if (kernel.direct()) return launch_rows(kernel, pointers, stream);
+  if (kernel.direct() && launch_rows(kernel, pointers, stream)) return;
   const Driver& driver = Driver::get();
   Launch launch;
   size_t n = kernel.words();
@@ -119,15 +119,18 @@ void DeviceInterpreter::launch_one(const DeviceKernel& kernel, std::span<const u
   run(&launch, std::min(kernel.tasks, resident(kernel.shared_bytes)), kernel.shared_bytes, stream);
 }
 
-void DeviceInterpreter::launch_rows(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
+// False where it has to be interpreted.
+bool DeviceInterpreter::launch_rows(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
                                     uintptr_t stream) const {
   RowsLaunch own = launch_of(kernel.rows, pointers, processors_);
+  if (!own.blocks) return false;
   void* arguments[1] = {&own.rows};
   const Driver& driver = Driver::get();
   driver.check(driver.launch(rows_functions_[own.function], static_cast<unsigned>(own.blocks), 1, 1,
                              static_cast<unsigned>(own.rows.threads), 1, 1, kRowsSharedBytes,
                              reinterpret_cast<void*>(stream), arguments, nullptr),
                "launching a kernel, or one before it");
+  return true;
 }
 
 // Kernels that all have few tasks go in one launch, if it has room for their words, unless the device

@@ -59,7 +59,7 @@ class DeviceInterpreter {
  private:
   void launch_one(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
                   std::span<const double> params, uintptr_t arena, uintptr_t stream);
-  void launch_rows(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
+  bool launch_rows(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
                    uintptr_t stream) const;
   bool launch_together(std::span<const DeviceKernel> kernels, std::span<const uintptr_t> pointers,
                        std::span<const double> params, uintptr_t arena, uintptr_t stream);

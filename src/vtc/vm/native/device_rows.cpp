@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <limits>
 #include <optional>
 
@@ -21,14 +20,14 @@ bool is_float(int type) { return type == T_BF16 || type == T_F16 || type == T_F3
 class RowsMatcher {
  public:
   RowsMatcher(const ProgramView& program, const KernelView& kernel, const DeviceCode& read)
-      : program_(program), kernel_(kernel), code_(read.code), body_(read.body), read_(read) {}
+      : program_(program), kernel_(kernel), code_(read.code), read_(read) {}
 
   RowsKernel match() {
     if (!find_axes() || !find_stores()) return {};
-    form().rows = static_cast<int>(row_ < 0 ? 1 : kernel_.size(row_));
     form().columns = static_cast<int>(kernel_.size(kernel_.column()));
     bool norm_fits = form().columns <= kMostNormColumns;
-    found_.found = (norm_fits && (as_norm() || as_softmax())) || as_map() || as_choice();
+    found_.found = (norm_fits && (as_norm() || as_softmax())) || as_map() || as_choice() ||
+                   as_rotary();
     if (!found_.found) return {};
     choose_blocks();
     found_.found = int64_t{form().rows} * form().lanes * form().parts <= kMost;
@@ -38,16 +37,25 @@ class RowsMatcher {
  private:
   Rows& form() { return found_.form; }
 
-  // The columns, and at most one dimension of rows.
+  // The columns, and the axes of rows.
   bool find_axes() {
     int column = kernel_.column();
     if (column == kNoDim || read_.looped & ~(1u << column) || read_.places) return false;
+    int64_t rows = 1;
     for (int d = 0; d < kernel_.dims(); ++d) {
-      if (kernel_.size(d) > kMost || kernel_.size(d) < 1) return false;
-      if (d == column || kernel_.size(d) == 1) continue;
-      if (row_ >= 0) return false;
-      row_ = d;
+      int64_t size = kernel_.size(d);
+      if (size > kMost || size < 1) return false;
+      if (d == column || size == 1) continue;
+      rows *= size;
+      if (axes_.size() == kRowAxes || rows > kMost) return false;
+      axes_.push_back(d);
     }
+    Rows& own = form();
+    own.rows = static_cast<int>(rows);
+    own.axes = static_cast<int>(axes_.size());
+    std::fill(own.sizes, own.sizes + kRowAxes, 1);
+    for (int n = 0; n < own.axes; ++n)
+      own.sizes[kRowAxes - own.axes + n] = static_cast<int>(kernel_.size(axes_[n]));
     return true;
   }
 
@@ -61,7 +69,8 @@ class RowsMatcher {
           stores_.push_back(n);
           break;
         case OP_LOAD: case OP_CONST: case OP_DONE: case OP_REDUCE: case FUSED_SQUARES:
-        case OP_INIT: case OP_ACCUM: case OP_FINISH: case OP_LOOP: case OP_ENDLOOP:
+        case OP_CAST: case OP_IOTA: case OP_INIT: case OP_ACCUM: case OP_FINISH: case OP_LOOP:
+        case OP_ENDLOOP: case OP_MOVE:
         case FUSED_NOTHING: case FUSED_SILU: case FUSED_GELU: case FUSED_GELU_TANH:
           break;
         default:
@@ -71,12 +80,12 @@ class RowsMatcher {
     return !stores_.empty();
   }
 
-  // The instruction that computes a register as it is read at `at`. Loops are over the columns: a pass
+  // The instruction that computes a register as it is read at `at`, behind moves. Loops are over the columns: a pass
   // reads what it has itself computed, or what is the same in all passes.
   int producer(int at, int reg) const {
     if (reg < 0) return -1;
     for (int n = at - 1; n >= 0; --n)
-      if (code_[n].dst == reg) return n;
+      if (code_[n].dst == reg) return code_[n].op == OP_MOVE ? producer(n, code_[n].a) : n;
     return -1;
   }
 
@@ -92,7 +101,8 @@ class RowsMatcher {
       return p.a < 0 && q.a < 0 && one.words() == other.words() &&
              std::equal(one.w, one.w + one.words(), other.w);
     }
-    if (p.op < kFirstScalar || p.op >= FUSED_NOTHING || p.c >= 0) return false;
+    bool scalar = p.op >= kFirstScalar && p.op < FUSED_NOTHING;
+    if ((!scalar && p.op != OP_CAST) || p.c >= 0) return false;
     return same(a_of(n), a_of(m)) && (p.b < 0 || same(b_of(n), b_of(m)));
   }
   int a_of(int n) const { return producer(n, code_[n].a); }
@@ -105,19 +115,22 @@ class RowsMatcher {
     return static_cast<float>(std::bit_cast<double>(code_[n].w[1]));
   }
 
-  // A load or store of rows of floats side by side, as operand `which`.
-  bool access(int n, RowsOperand which) {
+  // A load or store of rows of floats side by side, as operand `which`; or of an element a row.
+  bool access(int n, RowsOperand which, int64_t side = 1) {
     const DeviceInstruction& r = code_[n];
     if (r.type != T_F32 || (r.op == OP_LOAD && r.a >= 0)) return false;
     AccessView view{r.access};
     int type = program_.type(view.buffer()), size = kItemsize[type];
     if (!view.plain() || !is_float(type)) return false;
-    if (form().columns > 1 && view.stride(kernel_.column()) != 1) return false;
-    int64_t pitch = row_ < 0 ? 0 : view.stride(row_) * size;
-    bool vector = which == ROW_SCALE || which == ROW_SHIFT;
-    if ((vector && pitch) || (r.op == OP_STORE && row_ >= 0 && !pitch)) return false;
+    if (form().columns > 1 && view.stride(kernel_.column()) != side) return false;
     RowOperand* all[] = {&form().x, &form().y, &form().scale, &form().shift, &form().out, &form().sum};
-    *all[which] = {0, pitch, type, size};
+    RowOperand& own = *all[which] = {0, {}, type, size};
+    bool vector = which == ROW_SCALE || (which == ROW_SHIFT && form().kind != ROWS_ROTARY);
+    for (int axis = 0; axis < form().axes; ++axis) {
+      int64_t pitch = view.stride(axes_[axis]) * size;
+      if (vector ? pitch != 0 : r.op == OP_STORE && !pitch) return false;
+      own.pitch[kRowAxes - form().axes + axis] = pitch;
+    }
     found_.operands[which] = {view.buffer(), view.offset() * size};
     return true;
   }
@@ -126,7 +139,8 @@ class RowsMatcher {
   bool reset() {
     Rows kept = form();
     found_ = {};
-    form().rows = kept.rows, form().columns = kept.columns;
+    form().rows = kept.rows, form().columns = kept.columns, form().axes = kept.axes;
+    std::copy(kept.sizes, kept.sizes + kRowAxes, form().sizes);
     form().first = form().second = form().third = form().last = form().compare = kNoOperator;
     return false;
   }
@@ -187,7 +201,14 @@ class RowsMatcher {
   }
   bool scaled(int n) {
     if (normed(n)) return true;
-    return is(n, OP_MUL) && either(n, [&](int x, int v) { return load(v, ROW_SCALE) && normed(x); });
+    return is(n, OP_MUL) &&
+           either(n, [&](int x, int v) { return load(v, ROW_SCALE) && (normed(x) || rounded(x)); });
+  }
+  bool rounded(int n) {
+    if (!is(n, OP_CAST) || unary(n) < 0) return false;
+    if (!normed(a_of(n))) return false;
+    form().first = unary(n);
+    return true;
   }
   bool normed(int n) {
     return is(n, OP_MUL) && either(n, [&](int c, int root) { return is_root(root, c) && centred(c); });
@@ -347,6 +368,89 @@ class RowsMatcher {
     return true;
   }
 
+  // x * cos + (the halves of x turned round) * sin, as embeddings of positions are applied.
+  bool as_rotary() {
+    reset();
+    form().kind = ROWS_ROTARY;
+    if (stores_.size() != 1 || form().columns % (2 * kRun) || read_.looped) return reset();
+    int out = stores_[0], v = a_of(out);
+    half_ = form().columns / 2;
+    bool matched = is(v, OP_ADD) && either(v, [&](int straight, int turned) {
+      return is(straight, OP_MUL) && is(turned, OP_MUL) && either(turned, [&](int q, int sine) {
+               return q >= 0 && load(sine, ROW_SHIFT) &&
+                      either(straight, [&](int p, int cosine) {
+                        return load(cosine, ROW_Y) && of_head(p) && is_turned(q, p);
+                      });
+             });
+    });
+    int64_t lanes = half_ / kRun;
+    if (!matched || !access(out, ROW_OUT) || (lanes & (lanes - 1)) || lanes > 32) return reset();
+    return true;
+  }
+  // The rows as they are turned: loaded, or normed, too.
+  bool of_head(int n) {
+    form().first = kNoOperator;
+    found_.operands[ROW_SCALE] = found_.operands[ROW_SUM] = {};
+    if (load(n, ROW_X)) return true;
+    return is(n, OP_MUL) && either(n, [&](int x, int scale) {
+             if (!load(scale, ROW_SCALE)) return false;
+             if (int op = unary(x); is(x, OP_CAST) && op >= 0) form().first = op, x = a_of(x);
+             return is(x, OP_MUL) && either(x, [&](int own, int factor) {
+                      return is(factor, OP_LOAD) && access(factor, ROW_SUM, 0) && load(own, ROW_X);
+                    });
+           });
+  }
+  // column >= half ? p, half a row before : -p, half a row behind? A load may choose by its mask.
+  bool is_turned(int n, int p) {
+    if (is(n, OP_LOAD)) {
+      AccessView view{code_[n].access};
+      return view.masks() == 1 && static_cast<int64_t>(view.mask(0)[1]) == half_ &&
+             moved(n, p, -half_) && is(a_of(n), OP_NEG) && moved(a_of(a_of(n)), p, half_);
+    }
+    if (code_[n].op != OP_SELECT) return false;
+    int condition = a_of(n), second = b_of(n), first = c_of(n);
+    if (condition >= 0 && code_[condition].op == OP_AND) {
+      if (!bounds_column(b_of(condition), OP_LT, 2 * half_)) return false;
+      condition = a_of(condition);
+    }
+    return code_[n].type == T_F32 && bounds_column(condition, OP_GE, half_) &&
+           moved(second, p, -half_) && is(first, OP_NEG) && moved(a_of(first), p, half_);
+  }
+  // Compares instruction n the column with a number?
+  bool bounds_column(int n, int op, int64_t wanted) const {
+    if (n < 0 || code_[n].op != op || code_[n].type != T_I64) return false;
+    int column = a_of(n), bound = b_of(n);
+    return column >= 0 && code_[column].op == OP_IOTA &&
+           static_cast<int>(code_[column].w[1]) == kernel_.column() && bound >= 0 &&
+           code_[bound].op == OP_CONST && code_[bound].type == T_I64 &&
+           static_cast<int64_t>(code_[bound].w[1]) == wanted;
+  }
+  // Does n compute of columns `by` further on what p does?
+  bool moved(int n, int p, int64_t by) const {
+    if (n < 0 || p < 0) return false;
+    const DeviceInstruction &own = code_[n], &other = code_[p];
+    if (own.op != other.op || own.type != other.type || own.type2 != other.type2) return false;
+    if (own.op != OP_LOAD) {
+      if (own.op != OP_MUL && own.op != OP_CAST) return false;
+      return moved(a_of(n), a_of(p), by) && (own.b < 0 || moved(b_of(n), b_of(p), by));
+    }
+    AccessView to{own.access}, from{other.access};
+    int64_t across = from.stride(kernel_.column());
+    if (to.buffer() != from.buffer() || to.terms() || to.offset() != from.offset() + by * across)
+      return false;
+    for (int d = 0; d < kernel_.dims(); ++d)
+      if (to.stride(d) != from.stride(d)) return false;
+    // What is masked off is not chosen.
+    int64_t low = by < 0 ? half_ : 0, high = by < 0 ? 2 * half_ : half_;
+    for (int m = 0; m < to.masks(); ++m) {
+      const Word* mask = to.mask(m);
+      if (static_cast<int>(mask[0]) != kernel_.column() || static_cast<int64_t>(mask[1]) > low ||
+          static_cast<int64_t>(mask[2]) < high)
+        return false;
+    }
+    return true;
+  }
+
   // Threads of a block, and how many of them have a row.
   void choose_blocks() {
     Rows& own = form();
@@ -355,30 +459,34 @@ class RowsMatcher {
     int threads = 64;
     while (threads < kMostRowThreads && all >= 2 * threads * kManyBlocks) threads *= 2;
     own.parts = 1;
-    if (own.kind == ROWS_NORM || own.kind == ROWS_SOFTMAX) {
+    bool together = own.kind == ROWS_NORM || own.kind == ROWS_SOFTMAX;
+    if (own.kind == ROWS_ROTARY) {
+      own.lanes = static_cast<int>(half_ / kRun);
+    } else if (together) {
       own.lanes = slots <= 32 ? 32 : static_cast<int>((slots + 31) / 32 * 32);
-      own.threads = own.lanes == 32 ? threads : own.lanes;
-      return;
-    }
-    if (own.rows == 1) {
-      own.lanes = own.threads = threads;
+      if (own.lanes > 32) threads = own.lanes;
+    } else if (own.rows == 1) {
+      own.lanes = threads;
+    } else if (slots > kMostRowThreads) {
+      own.lanes = threads = kMostRowThreads;
     } else {
-      own.lanes = static_cast<int>(
-          std::min<int64_t>(std::bit_ceil(static_cast<uint64_t>(slots)), kMostRowThreads));
-      own.threads = std::max(threads, own.lanes);
+      own.lanes = static_cast<int>(slots);
+      threads = std::max(threads, (own.lanes + 31) / 32 * 32);
     }
-    own.parts = static_cast<int>((slots + own.lanes - 1) / own.lanes);
-    if (own.parts > 1) own.threads = own.lanes;
+    own.threads = threads;
+    if (!together && own.kind != ROWS_ROTARY)
+      own.parts = static_cast<int>((slots + own.lanes - 1) / own.lanes);
   }
 
   const ProgramView& program_;
   const KernelView& kernel_;
   const std::vector<DeviceInstruction>& code_;
-  int body_;
   const DeviceCode& read_;
   RowsKernel found_;
   std::vector<int> stores_;
-  int row_ = -1, z_ = -1;
+  std::vector<int> axes_;  // dimensions
+  int z_ = -1;
+  int64_t half_ = 0;  // of a row that is turned
 };
 
 }  // namespace
@@ -396,7 +504,9 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
     const RowsKernel::Operand& o = kernel.operands[n];
     if (o.buffer < 0) continue;
     all[n]->address = pointers[o.buffer] + o.offset;
-    aligned &= all[n]->address % 16 == 0 && all[n]->pitch % 16 == 0;
+    if (n == ROW_SUM && r.kind == ROWS_ROTARY) continue;  // an element a row
+    aligned &= all[n]->address % 16 == 0;
+    for (int64_t pitch : all[n]->pitch) aligned &= pitch % 16 == 0;
     halves &= all[n]->size == 2;
   }
   if (!map) aligned &= r.columns % 8 == 0;
@@ -404,16 +514,25 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
   r.aligned = aligned;
   int64_t teams = r.threads / r.lanes;
   own.blocks = r.parts > 1 ? int64_t{r.rows} * r.parts : (r.rows + teams - 1) / teams;
+  if (r.kind == ROWS_ROTARY) {
+    own.function = ROWS_FUNCTION_ROTARY;
+    if (!aligned) own.blocks = 0;
+    return own;
+  }
   if (map) {
-    own.function = ROWS_FUNCTION_MAP;
+    bool alone = r.kind == ROWS_MAP && r.second == kNoOperator && r.columns % 8 == 0;
+    own.function = ROWS_FUNCTION_MAP + (alone && halves);
     return own;
   }
   bool norm = r.kind == ROWS_NORM;
   own.function = (norm ? ROWS_FUNCTION_NORM : ROWS_FUNCTION_SOFTMAX) + halves;
-  int full = norm ? (halves ? 3 : 2) : (halves ? 4 : 3);  // blocks of kMostRowThreads, by registers
-  if (const char* given = std::getenv("VTC_ROWS_FULL")) full = std::atoi(given);
-  int resident = std::clamp(full * kMostRowThreads / r.threads, 1, full < 50 ? 32 : 1 << 20);
-  own.blocks = std::min(own.blocks, int64_t{processors} * resident);
+  // A block for each row, whose loads are on their way while others compute; but where the mean is to be
+  // known before the squares, blocks that load their next row while they wait.
+  if (r.centered) {
+    int full = halves ? 3 : 2;  // blocks of kMostRowThreads, by registers
+    int resident = std::clamp(full * kMostRowThreads / r.threads, 1, 32);
+    own.blocks = std::min(own.blocks, int64_t{processors} * resident);
+  }
   return own;
 }
 

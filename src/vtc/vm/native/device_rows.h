@@ -30,21 +30,23 @@ struct RowsKernel {
 // The operation that a kernel is, if it is one of `RowsKind`.
 RowsKernel find_rows(const ProgramView& program, const KernelView& kernel, const DeviceCode& read);
 
-// Functions of cuda/interpreter.cu; one behind NORM and SOFTMAX is that for halves.
+// Functions of cuda/interpreter.cu; behind MAP, NORM and SOFTMAX is that for halves.
 enum RowsFunction : int {
   ROWS_FUNCTION_MAP,
-  ROWS_FUNCTION_NORM,
+  ROWS_FUNCTION_NORM = ROWS_FUNCTION_MAP + 2,
   ROWS_FUNCTION_SOFTMAX = ROWS_FUNCTION_NORM + 2,
-  kRowsFunctions = ROWS_FUNCTION_SOFTMAX + 2,
+  ROWS_FUNCTION_ROTARY = ROWS_FUNCTION_SOFTMAX + 2,
+  kRowsFunctions,
 };
-constexpr const char* kRowsNames[kRowsFunctions] = {"vtc_map", "vtc_norm", "vtc_norm_halves",
-                                                    "vtc_softmax", "vtc_softmax_halves"};
+constexpr const char* kRowsNames[kRowsFunctions] = {
+    "vtc_map",     "vtc_map_halves",     "vtc_norm",  "vtc_norm_halves",
+    "vtc_softmax", "vtc_softmax_halves", "vtc_rotary"};
 
 // How a launch is to run it.
 struct RowsLaunch {
   Rows rows;
   int function;
-  int64_t blocks;        // of `rows.threads` threads
+  int64_t blocks;        // of `rows.threads` threads; 0: it cannot, at these addresses
 };
 
 // pointers: an address a buffer of the program.
