@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from math import inf
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,7 +15,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 sys.path.append(str(Path(__file__).parents[1] / "conformance" / "fuzz"))
 
+import work
 from cases import Argument, Case, Statement, moved
+from drawing import Draw, overlaps
 from engines import Fault, run
 from generate import generate
 from judge import Judge, Run
@@ -298,3 +301,47 @@ def test_a_wrong_shape_of_pytorchs_own_is_told_apart() -> None:
         assert judge.misshapen
     with patch.object(Judge, "_shapes", side_effect=RuntimeError("too few dimensions")):
         assert judge.misshapen
+
+
+def test_a_seed_that_cannot_be_drawn_is_a_finding() -> None:
+    with patch.object(work, "generate", side_effect=[IndexError("no dimension"), generate(3)]):
+        outcome = run_seeds(Task("plan", "cpu"), [8, 3])
+    assert outcome.seeds == 2
+    assert [(f.seed, f.what) for f in outcome.findings] == [
+        (8, "drawing it: IndexError: no dimension")
+    ]
+
+
+def test_a_value_of_other_dimensions_in_another_world_is_no_operand() -> None:
+    draw = Draw(0, worlds=2, special=False)
+    a = draw.argument([(3, 4), (3, 1)], torch.float32)
+    (v,) = draw.emit("squeeze", f"{a}.squeeze()")
+    (w,) = draw.emit("flatten", f"{a}.flatten(0, 1)")
+    assert draw.values == [a, w]
+    assert draw.finish().outputs == (v, w)
+
+
+def test_a_scatter_in_the_strides_of_overlapping_elements_has_no_one_answer() -> None:
+    assert overlaps(torch.zeros(51).as_strided((3, 22), (4, 1)))
+    assert not overlaps(torch.zeros(3, 4)[:, ::2].t())
+
+
+def test_an_operand_of_half_precision_leaves_no_one_answer() -> None:
+    draw = Draw(0, worlds=1, special=False)
+    a, b = (draw.argument([(3,)], dtype) for dtype in (torch.float32, torch.float16))
+    (v,) = draw.emit("binary", f"torch.remainder({a}, {b}.abs() + 1)", rounds=True)
+    (w,) = draw.emit("binary", f"torch.remainder({a}, {a}.abs() + 1)", rounds=True)
+    assert v not in draw.exact
+    assert w in draw.exact
+
+
+def test_products_of_bfloat16_may_take_denormal_numbers_for_zeros() -> None:
+    a = Argument("a0", ("torch.tensor([[3e-39, 2.0]], dtype=torch.bfloat16)",))
+    b = Argument("a1", ("torch.tensor([[inf], [1.0]], dtype=torch.bfloat16)",))
+    case = Case(0, (a, b), (Statement("v0 = a0 @ a1", "matmul", ("v0",)),), ("v0",))
+    judge, args = Judge(case), case.args(0)
+    assert float(judge.want.outputs[0]) == inf
+    nan, other = (torch.full((1, 1), x, dtype=torch.bfloat16) for x in (float("nan"), 2.0))
+    assert judge.fault(Run([nan], args), fused=True) is None
+    assert judge.fault(Run([nan], args)) is not None
+    assert judge.fault(Run([other], args), fused=True) is not None

@@ -102,7 +102,11 @@ def one(task: Task, seed: int) -> bool:
 
 def show(task: Task, found: Finding) -> None:
     """A finding as a small program."""
-    case = task.case(found.seed)
+    try:
+        case = task.case(found.seed)
+    except Exception:  # what is found is that
+        console.print(f"{found.details}\n{found.what}", markup=False)
+        return
     crashes = found.what == "the process ended"
 
     def fails(candidate: Any) -> str | None:

@@ -23,6 +23,13 @@ class Dead(Exception):  # noqa: N818 - the drawing is over, nothing is wrong
     """A statement failed after it may have updated something: nothing can be added."""
 
 
+def overlaps(t: Tensor) -> bool:
+    """Do two elements lie at one address? What is written there depends on the order."""
+    reach = 1 + sum(s * (n - 1) for s, n in zip(t.stride(), t.shape, strict=True))
+    places = torch.arange(reach).as_strided(t.shape, t.stride())
+    return places.unique().numel() < t.numel()
+
+
 class Draw:
     """A case under construction: what every value is in every world."""
 
@@ -175,12 +182,18 @@ class Draw:
         self.statements.append(Statement(text, kind, tuple(made)))
         reads = names_in(expression)
         for name in made:
-            precise = not rounds or self[name].dtype in PRECISE
+            precise = not rounds or all(self._precise(n) for n in (name, *reads))
             whole = self[name].dtype in INTEGERS or self[name].dtype is torch.bool
             if whole or (exact and precise and all(r in self.exact for r in reads)):
                 self.exact.add(name)
-        self.values += made
+        # What has another number of dimensions in another world is returned, but no operand.
+        ranks = [{world[n].dim() for world in self.worlds} for n in made]
+        self.values += [n for n, own in zip(made, ranks, strict=True) if len(own) == 1]
         return made
+
+    def _precise(self, name: str) -> bool:
+        value = self.worlds[0].get(name)
+        return not isinstance(value, Tensor) or value.dtype in PRECISE
 
     def update(
         self, kind: str, text: str, target: str, *, rounds: bool = False, exact: bool = True

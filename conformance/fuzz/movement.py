@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from drawing import Draw
+from drawing import Draw, overlaps
 
 Maker = Callable[[Draw], object]
 MAKERS: list[tuple[Maker, int]] = []
@@ -434,6 +434,8 @@ def scatters(d: Draw) -> None:
     if not part:
         return
     src = d.twin(part[0])
+    if form in ("slice", "select", "diagonal") and overlaps(d[v]):
+        return  # these write into a copy with the strides of the operand
     count = d.shape(part[0])[k]
     if form == "slice":
         start = d.rng.randint(0, n - count)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from drawing import FLOATS, INTEGERS, Draw
+from drawing import FLOATS, INTEGERS, Draw, overlaps
 from movement import Maker
-from torch import Tensor
 
 MAKERS: list[tuple[Maker, int]] = []
 
@@ -15,20 +13,13 @@ def _target(d: Draw, least: int = 0) -> str | None:
 
     def fits(name: str) -> bool:
         t = d[name]
-        return t.dim() >= least and t.numel() > 0 and not _overlaps(t)
+        return t.dim() >= least and t.numel() > 0 and not overlaps(t)
 
     names = [v for v in d.values if fits(v)]
     arguments = [v for v in names if v.startswith("a")]
     if arguments and d.rng.random() < 0.6:
         return d.rng.choice(arguments)
     return d.rng.choice(names) if names else None
-
-
-def _overlaps(t: Tensor) -> bool:
-    """Do two elements lie at one address? What is written there depends on the order."""
-    reach = 1 + sum(s * (n - 1) for s, n in zip(t.stride(), t.shape, strict=True))
-    places = torch.arange(reach).as_strided(t.shape, t.stride())
-    return places.unique().numel() < t.numel()
 
 
 def _source(d: Draw, target: str, like: str) -> str:

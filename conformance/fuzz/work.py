@@ -118,6 +118,12 @@ def finding(task: Task, case: Case, notes: Counter[str]) -> Finding | None:
     return None
 
 
+def undrawn(task: Task, seed: int, error: Exception) -> Finding:
+    """The finding that no case could be drawn for a seed: a fault of the fuzzer's own."""
+    where = "".join(traceback.format_exception(error, limit=-4))
+    return Finding(seed, task.engine, f"drawing it: {type(error).__name__}: {error}", where)
+
+
 def _finding(engine: str, case: Case, device: str, notes: Counter[str]) -> Finding | None:
     try:
         with timed(SECONDS):
@@ -159,8 +165,12 @@ def run_seeds(task: Task, seeds: Sequence[int], until: float = math.inf) -> Outc
     for k, seed in enumerate(seeds):
         if time.monotonic() > until:
             break
-        case = task.case(seed)
         outcome.seeds += 1
+        try:
+            case = task.case(seed)
+        except Exception as error:
+            outcome.findings.append(undrawn(task, seed, error))
+            continue
         outcome.symbolic += case.symbolic
         outcome.statements += len(case.statements)
         outcome.kinds.update(s.kind for s in case.statements)

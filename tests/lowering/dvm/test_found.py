@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from lowering.dvm.evaluated import check
+from lowering.dvm.evaluated import Compiled, assert_close, check
 
 r = torch.randn
 
@@ -249,3 +249,47 @@ def test_scatters_in_place_follow_each_other() -> None:
 
     i, j = torch.tensor([3, 0, -2, 1]), torch.tensor([4, 0, 2])
     check(f, (r(6, 4), i, r(6, 4), j, r(3, 4)))
+
+
+def pieces_broadcast(x: Tensor) -> tuple[Tensor, ...]:
+    piece = torch.tensor_split(x, 2, 1)[0]
+    return piece, torch.maximum(piece, x[:, :1].exp())
+
+
+def pieces_broadcast_with_all(x: Tensor) -> Tensor:
+    piece = torch.tensor_split(x, 2, 1)[0]
+    return torch.maximum(piece, x) if x.shape[1] < 3 else piece
+
+
+def slices_expand(x: Tensor) -> Tensor:
+    return x[None, :, -2:-1].expand(4, -1, 2)
+
+
+def slices_broadcast(x: Tensor) -> Tensor:
+    part = x[2:9, 2:3]
+    return part + part.t()
+
+
+def slices_squeeze(x: Tensor) -> Tensor:
+    return x[:, 1:-1:2].squeeze()
+
+
+@pytest.mark.filterwarnings("ignore::vtc.errors.VtcWarning")
+@pytest.mark.parametrize(
+    ("fn", "widths"),
+    [
+        (pieces_broadcast, (3, 2, 4)),
+        (pieces_broadcast_with_all, (1, 2)),
+        (slices_expand, (4, 8, 5)),
+        (slices_broadcast, (4, 8, 5)),
+        (slices_squeeze, (4, 8, 5)),
+    ],
+)
+def test_a_slice_may_have_one_element(fn: Callable[..., Any], widths: tuple[int, ...]) -> None:
+    """A slice of one element is broadcast or squeezed, at the call that is traced and later."""
+    for first in range(len(widths)):
+        torch._dynamo.reset()
+        compiled = Compiled(fn)
+        for width in (*widths[first:], *widths[:first]):
+            x = r(10, width)
+            assert_close(compiled(x), fn(x))

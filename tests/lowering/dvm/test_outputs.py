@@ -32,13 +32,36 @@ CASES: dict[str, Case] = {
     "views of an input": (lambda x: (x.t(), x[1:], x.unsqueeze(0)), lambda: (r(4, 3),)),
     "meshgrid": (lambda x, y: torch.meshgrid(x, y, indexing="ij"), lambda: (r(4), r(3))),
     "meshgrid of one": (lambda x: torch.meshgrid(x, indexing="ij"), lambda: (r(4),)),
-    "views of a value": (lambda x: ((y := x * 2)[:, 1:], y.t(), y.expand(2, 4, 3)),
-                         lambda: (r(4, 3),)),
+    "views of a value": (
+        lambda x: ((y := x * 2)[:, 1:], y.t(), y.expand(2, 4, 3)),
+        lambda: (r(4, 3),),
+    ),
     "a copy of a view": (lambda x: (x.t().clone(), x.t().contiguous()), lambda: (r(4, 3),)),
     "contiguous already": (lambda x: x.contiguous(), lambda: (r(4, 3),)),
     "an updated input": (lambda x: (x.add_(1), x.t()), lambda: (r(4, 3),)),
     "a scatter that is kept": (
-        returned_scatter, lambda: (r(5, 3), torch.tensor([1, 3]), r(2, 3)),
+        returned_scatter,
+        lambda: (r(5, 3), torch.tensor([1, 3]), r(2, 3)),
+    ),
+    "a piece beside a join of pieces": (
+        lambda x: ((y := torch.tensor_split(x, 3, 2)[2]), torch.cat([y, x], 2)),
+        lambda: (r(3, 4, 5),),
+    ),
+}
+
+BITS: dict[str, Case] = {
+    "bits of a value": (lambda x: ((y := x + 1), y.view(torch.int32)), lambda: (r(4, 3),)),
+    "bits of a view": (
+        lambda x: ((y := torch.cat([x, x], 1)).chunk(2, 1)[1].view(torch.int32), y.t()),
+        lambda: (r(4, 3),),
+    ),
+    "bits of a copy": (lambda x: ((y := x.tile(1, 1)), y.view(torch.int32)), lambda: (r(4, 3),)),
+    "bits of an input": (lambda x: (x.view(torch.int32), x + 1), lambda: (r(4, 3),)),
+    "bits of a fold over one element": (
+        lambda x: (x.amax(-1).view(torch.int32), x.view(torch.int32)), lambda: (r(4, 1),),
+    ),
+    "a fold over nothing of bits": (
+        lambda x: x.view(torch.int32).amax(()), lambda: (torch.tensor(0.5),),
     ),
 }  # fmt: skip
 
@@ -94,3 +117,32 @@ def test_storage_is_shared_as_in_eager_pytorch(name: str) -> None:
     assert_close(got, want)
     assert_close(ours, theirs)
     assert homes(got, ours) == homes(want, theirs)
+
+
+@pytest.mark.filterwarnings("ignore::vtc.errors.VtcWarning")
+@pytest.mark.parametrize("name", BITS)
+@torch.no_grad()
+def test_an_eager_call_gets_the_tensor_that_it_returns_a_view_of(name: str) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    fn, arguments = BITS[name]
+    args = arguments()
+    got, want = Compiled(fn)(*args), fn(*args)
+    assert_close(got, want)
+    assert homes(got, args) == homes(want, args)
+    leaves = zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True)
+    assert all(one.stride() == other.stride() for one, other in leaves)
+
+
+@pytest.mark.filterwarnings("ignore::vtc.errors.VtcWarning")
+@torch.no_grad()
+def test_bits_of_a_fold_over_one_element_outlive_an_update() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        bits = x.amax(1).view(torch.int32)
+        x[1:] = y
+        return bits
+
+    torch._dynamo.reset()
+    x, y = r(4, 1, 3), r(3, 1, 3)
+    want = f(x.clone(), y)
+    assert torch.equal(Compiled(f)(x, y), want)

@@ -15,7 +15,7 @@ from torch import fx
 from vtc.index import Fill, Piece, affine, sizes, substitution
 from vtc.lowering.dvm.domain import Domain, Index, choose, pointwise
 from vtc.lowering.dvm.instructions import Cut, Needs, Split
-from vtc.lowering.dvm.memory import Home, same_layout
+from vtc.lowering.dvm.memory import Home, View, same_layout
 from vtc.lowering.dvm.nodes import Call, Conditional, Move, Node, Scatter, Unsupported, Weak
 from vtc.lowering.dvm.plan import EagerStep, ScalarRef, Space, TensorRef
 from vtc.lowering.dvm.storage import channels_last
@@ -28,13 +28,15 @@ class Fusion(KernelWriter):
     """Steps for the nodes that are asked for.
 
     results: of eager calls and branches. calls: those that were made. inplace: scatters that write
-    into the updated input of that number. overwritten: spaces that scatters write into.
+    into the updated input of that number. overwritten: spaces that scatters write into. operands:
+    those of calls that return views of them.
     """
 
     results: dict[Call | Conditional, tuple[Node, ...]] = field(default_factory=dict)
     calls: set[Call] = field(default_factory=set)
     inplace: dict[Node, int] = field(default_factory=dict)
     overwritten: set[int] = field(default_factory=set)
+    operands: dict[tuple[Call, Node], View] = field(default_factory=dict)
 
     def ensure(self, node: Node) -> None:
         """Brings the node into memory, if it is not."""
@@ -222,7 +224,7 @@ class Fusion(KernelWriter):
             if isinstance(value, Weak):
                 self.ensure(value.node)
                 return ScalarRef(self.homes[value.node].buffer)
-            return self.tensor(value) if isinstance(value, Node) else value
+            return self.tensor(value, call) if isinstance(value, Node) else value
 
         args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), passed)
         results = []
@@ -236,10 +238,10 @@ class Fusion(KernelWriter):
         self.calls.add(call)
         self.steps.append(step)
 
-    def tensor(self, node: Node) -> TensorRef:
-        """The node as a tensor with eager PyTorch's strides, on which those of an operator's
-        results depend: a view of something in memory where it is one."""
-        shown = self.viewed.get(node)
+    def tensor(self, node: Node, call: Call) -> TensorRef:
+        """The node, an operand of a call, as a tensor with eager PyTorch's strides, on which those
+        of an operator's results depend: a view of something in memory where it is one."""
+        shown = self.operands.get((call, node)) or self.viewed.get(node)
         if shown is not None:
             self.ensure(shown.base)
             home = self.also.get(shown.base) or self.homes[shown.base]
@@ -263,17 +265,21 @@ class Fusion(KernelWriter):
         self.store_copy(node, Home(space, 0, stride))
         return TensorRef(space)
 
-    def view(self, node: Node) -> TensorRef | None:
+    def view(self, node: Node, origin: Node | None = None) -> TensorRef | None:
+        """The node as a view of what is in memory that it is moved from, of `origin` if there is
+        one; None where it is no such view."""
         index: Index = tuple(affine.coordinate(d) for d in range(len(node.shape)))
         bounds = tuple((0, sizes.sub(s, 1)) for s in node.shape)
         base = node
-        while base.op == "move" and base not in self.stored:
+        while base.op == "move" and (base not in self.stored if origin is None else base != origin):
             move: Move = base.constant
             pieces = move.load.pieces
             if len(pieces) != 1 or isinstance(pieces[0].source, Fill) or pieces[0].lookups():
                 return None
             index = tuple(substitution.substitute(f, index, bounds) for f in pieces[0].forms)
             base = base.operands[pieces[0].source]
+        if origin is not None and base is not origin:
+            return None
         if base.op == "external":
             self.ensure(base)
         home = self.traced_home(base)

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 
 import sympy
 import torch
+import torch.fx.experimental._config as symbolic_config
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from vtc.graph.program import value_of
@@ -24,6 +27,13 @@ aten = torch.ops.aten
 
 class TooWide(Exception):  # noqa: N818 - a finding about a graph, not an error
     """The graph takes a size for any that has to be 1."""
+
+
+def anew() -> None:
+    """Raises TooWide where 1 is a size like others: by PyTorch's usual rules the sizes and places
+    of slices follow from those of the inputs."""
+    if symbolic_config.backed_size_oblivious:
+        raise TooWide
 
 
 @dataclass(frozen=True)
@@ -96,15 +106,17 @@ _SQUEEZES = {
 
 
 def check_squeeze(node: fx.Node) -> None:
-    """Raises TooWide where a dimension to be squeezed is a symbol that is 1 now; one that is not
-    gets a guard that it never is, which PyTorch leaves out."""
+    """Raises TooWide where a dimension to be squeezed is a symbol that is 1 now, or that only a
+    result tells; one that is not gets a guard that it never is, which PyTorch leaves out."""
     if node.target not in _SQUEEZES:
         return
     value = value_of(node.args[0])
     dims = node.args[1] if len(node.args) > 1 else range(value.dim())
     for d in [dims] if isinstance(dims, int) else dims:
         size = value.shape[d] if value.dim() else 0
-        if isinstance(size, torch.SymInt) and size.node.has_hint() and bool(size == 1):
+        if not isinstance(size, torch.SymInt):
+            continue
+        if not size.node.has_hint() or bool(size == 1):
             raise TooWide
 
 
@@ -145,3 +157,43 @@ def exclude_empty(inputs: Iterable[fx.Node]) -> None:
             known = ranges.get(size.node.expr)
             if known is not None and known.lower < 1:
                 ranges[size.node.expr] = ValueRanges(1, known.upper)
+
+
+_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+def check_assumed(nodes: Iterable[fx.Node]) -> None:
+    """Raises TooWide where the size of a slice was taken to equal another.
+
+    Where size 1 is a size like others, PyTorch may give the size of a slice a symbol of its own. If
+    such a size is broadcast, it is taken for not 1, and an assertion made that it is the other
+    size, which eager PyTorch does not ask for. Sizes that depend on data are left: PyTorch asserts
+    as much of them by all its rules.
+    """
+    seen: set[sympy.Symbol] = set()
+    for node in nodes:
+        for size in _symbolic_sizes(value_of(node)):
+            new = [s for s in size.node._expr.free_symbols if _unbacked(s) and s not in seen]
+            seen.update(new)
+            if any(tag in getattr(node.target, "tags", ()) for tag in _DATA):
+                continue
+            if any(_assumed(symbol, size.node.shape_env) for symbol in new):
+                raise TooWide
+
+
+def _symbolic_sizes(value: object) -> list[torch.SymInt]:
+    if isinstance(value, list | tuple):
+        return [size for one in value for size in _symbolic_sizes(one)]
+    if isinstance(value, torch.Tensor):
+        return [size for size in value.shape if isinstance(size, torch.SymInt)]
+    return [value] if isinstance(value, torch.SymInt) else []
+
+
+def _unbacked(symbol: sympy.Symbol) -> bool:
+    return symbol_is_type(symbol, SymT.UNBACKED_INT)
+
+
+def _assumed(symbol: sympy.Symbol, env: ShapeEnv) -> bool:
+    """Does the symbol stand for another size, or an assertion say that it equals one?"""
+    asserted = (a.expr for a in env.deferred_runtime_asserts.get(symbol, ()))
+    return symbol in env.replacements or any(expr.atoms(sympy.Eq) for expr in asserted)

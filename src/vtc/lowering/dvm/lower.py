@@ -15,7 +15,13 @@ from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.modules import assemble
 from vtc.lowering.dvm.nodes import Node, Unsupported, contiguous, live_users, reads
-from vtc.lowering.dvm.outputs import give_homes, outputs_of, reference, returned_views
+from vtc.lowering.dvm.outputs import (
+    give_homes,
+    operand_views,
+    outputs_of,
+    reference,
+    returned_views,
+)
 from vtc.lowering.dvm.plan import Plan, Prepacked, Space
 from vtc.lowering.dvm.prepack import Packing, prepack
 from vtc.lowering.dvm.translate import translate
@@ -43,8 +49,9 @@ def lower(program: Program, packing: Packing | None = None, rounded: bool = Fals
 def _lowered(
     program: Program, own: Translation, symbols: Sequence[SymbolSource], packing: Packing
 ) -> Plan:
-    outputs = outputs_of(program, own)
-    bases = list(dict.fromkeys(o.base for o in outputs if o.base is not None))
+    outputs, operands = outputs_of(program, own)
+    tensors = [*outputs, *(output for output, _ in operands.values())]
+    bases = list(dict.fromkeys(o.base for o in tensors if o.base is not None))
     updates = [(number, own.values[node]) for number, node in program.updates]
     roots = [*bases, *(value for _, value in updates)]
     roots += [t for call in own.calls for t in call.tensors()]
@@ -56,8 +63,9 @@ def _lowered(
     for scatter, number in fusion.inplace.items():
         fusion.homes[scatter] = fusion.homes[inputs[number]]
 
-    give_homes(fusion, outputs)
+    give_homes(fusion, tensors)
     fusion.viewed = returned_views(own, program, outputs)
+    fusion.operands = operand_views(own, operands)
     for call in own.calls:
         fusion.call(call)
     # What others are moved into comes first, so that they are computed there.

@@ -17,8 +17,9 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from vtc.graph.program import InputView, Program, value_of
 from vtc.index import Size, sizes
 from vtc.lowering.dvm.fuse import Fusion
+from vtc.lowering.dvm.hints import anew
 from vtc.lowering.dvm.memory import Home, View
-from vtc.lowering.dvm.nodes import Node, Unsupported, Weak
+from vtc.lowering.dvm.nodes import Call, Node, Unsupported, Weak
 from vtc.lowering.dvm.plan import ScalarRef, Space, TensorRef
 from vtc.lowering.dvm.storage import channels_last
 from vtc.lowering.dvm.translation import Translation
@@ -35,8 +36,16 @@ class Output:
     under: torch.Tensor | None = None
 
 
-def outputs_of(program: Program, own: Translation) -> list[Output]:
-    """A node that is an input or another tensor of eager PyTorch's too is copied for its own."""
+Operands = dict[tuple[Call, Node], tuple[Output, torch.Tensor]]
+"""Operands of eager calls that return views of them: what tensors they are, and their fakes."""
+
+
+def outputs_of(program: Program, own: Translation) -> tuple[list[Output], Operands]:
+    """What is returned, and what eager calls return views of: such an operand has to be the tensor
+    that it is in eager PyTorch, as the view may be returned.
+
+    A node that is an input or another tensor of eager PyTorch's too is copied for its own.
+    """
     owners = _owners(program)
     bases: dict[int, Node] = {}
     taken: dict[Node, int] = {}
@@ -65,12 +74,32 @@ def outputs_of(program: Program, own: Translation) -> list[Output]:
             return Output(value, own.values[source], value_of(source))
         if storage not in bases:
             base = own.values[owner]
+            if base.op == "external":
+                taken.setdefault(base, _storage(own.fakes[base]))
             if taken.setdefault(base, storage) != storage:
                 base = own.graph.copy(base)
             bases[storage] = base
         return Output(value, bases[storage], value_of(owner))
 
-    return [output(k, node) for k, node in enumerate(program.outputs)]
+    operands: Operands = {}
+    for node in program.nodes:
+        made = own.values.get(node)
+        if isinstance(made, Node) and made.op == "external":
+            for argument in _viewed_operands(node):
+                value = own.values[argument]
+                if isinstance(value, Node):
+                    key = made.constant[0], value
+                    operands[key] = output(-1, argument), value_of(argument)
+    return [output(k, node) for k, node in enumerate(program.outputs)], operands
+
+
+def _viewed_operands(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an operator's result shares storage with."""
+    fakes = {n: value_of(n) for n in (node, *node.all_input_nodes)}
+    storages = {n: _storage(f) for n, f in fakes.items() if isinstance(f, torch.Tensor)}
+    return [
+        n for n in node.all_input_nodes if node in storages and storages.get(n) == storages[node]
+    ]
 
 
 def _source(node: Node) -> Node:
@@ -132,11 +161,26 @@ def returned_views(
         under, value = output.under, output.value
         if not isinstance(value, Node) or output.base in (None, value) or under is None:
             continue
-        fake = value_of(program.outputs[k])
-        start = sizes.sub(_size(fake.storage_offset()), _size(under.storage_offset()))
-        if fake.dtype is under.dtype and not _told_nowhere(start, own):
-            found[value] = View(output.base, _sizes(fake.shape), _sizes(fake.stride()), start)
+        view = _view(output, value_of(program.outputs[k]), own)
+        if view is not None:
+            found[value] = view
     return found
+
+
+def operand_views(own: Translation, operands: Operands) -> dict[tuple[Call, Node], View]:
+    """Operands of eager calls that return views of them, as the tensors of eager PyTorch."""
+    views = {key: _view(output, fake, own) for key, (output, fake) in operands.items()}
+    return {key: view for key, view in views.items() if view is not None}
+
+
+def _view(output: Output, fake: torch.Tensor, own: Translation) -> View | None:
+    base, under = output.base, output.under
+    if base is None or under is None or fake.dtype is not under.dtype:
+        return None
+    start = sizes.sub(_size(fake.storage_offset()), _size(under.storage_offset()))
+    if _told_nowhere(start, own):
+        return None
+    return View(base, _sizes(fake.shape), _sizes(fake.stride()), start)
 
 
 def reference(own: Translation, fusion: Fusion, program: Program, k: int, output: Output) -> Any:
@@ -155,8 +199,9 @@ def reference(own: Translation, fusion: Fusion, program: Program, k: int, output
     shape, stride = _sizes(fake.shape), _sizes(fake.stride())
     start = sizes.sub(_size(fake.storage_offset()), _size(under.storage_offset()))
     if _told_nowhere(start, own):
-        seen = fusion.view(output.value)
+        seen = fusion.view(output.value, output.base)
         if seen is None:
+            anew()
             raise Unsupported("a view that begins where only its result tells")
         return seen
     space = fusion.spaces[home.buffer]
