@@ -61,20 +61,22 @@ $(OLDEST)/.installed: pyproject.toml
 	@touch $@
 
 # The interpreter is built with sanitizers in the place of the usual one, which is put back after.
-# Faults go to files, which are printed: pytest keeps what a process says that ends with one. The
-# sanitizer looks for the C++ library's functions when the process starts, which Python does without.
+# What they find is printed at the end: ASan writes it to files, GCC's UBSan beside ASan to
+# stderr whatever log_path says, which pytest therefore leaves alone. The sanitizer looks for the C++
+# library's functions when the process starts, which Python does without.
 FAULTS    := $(CURDIR)/build/sanitized/fault
 SANITIZED = LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	PYTHONPATH=tests \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(FAULTS) \
-	UBSAN_OPTIONS=print_stacktrace=1:log_path=$(FAULTS) $(BIN)/python
+	UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/python
 
 sanitize: $(VENV)/.installed-dev  ## tests/vm and SEEDS generated programs under ASan and UBSan
 	$(PIP) install -q --no-deps -e . -C build-dir=build/sanitized -C cmake.define.VTC_SANITIZE=ON
 	status=0; rm -f $(FAULTS).*; \
-	$(SANITIZED) -m pytest tests/vm --timeout 3600 || status=1; \
+	{ $(SANITIZED) -m pytest tests/vm --capture=sys --timeout 3600 || status=1; \
 	$(SANITIZED) -m vm.conformance --seeds $(SEEDS) --workers $(JOBS) --interpreters native || status=1; \
 	$(SANITIZED) -m vm.conformance --seeds $$(($(SEEDS) / 20)) --large --workers $(JOBS) --interpreters native || status=1; \
+	} 2> $(FAULTS).stderr; \
 	cat $(FAULTS).* 2>/dev/null; \
 	$(PIP) install -q --no-deps -e .; \
 	exit $$status

@@ -185,6 +185,7 @@ def _tensors(result: Any) -> list[Tensor]:
 def measure(operator: Operator, shape: Shape, own: Prepared, workers: int) -> dict[str, Any]:
     """Times what was prepared: an entry of the section `device_operators`."""
     call_us = in_turns(own.calls)
+    wall_us = in_turns(own.calls, turns=3, clock=wall_microseconds)
     graphs = {}
     for name, call in own.calls.items():
         try:
@@ -199,6 +200,7 @@ def measure(operator: Operator, shape: Shape, own: Prepared, workers: int) -> di
         "shape": list(shape),
         "dtype": str(DTYPE).removeprefix("torch."),
         "call_us": call_us,
+        "wall_us": wall_us,
         "device_us": device_us,
         "compile_ms": compile_ms,
         "compiling_processes": workers,
@@ -218,10 +220,23 @@ def microseconds(call: Callable[[], Any], calls: int) -> float:
     return start.elapsed_time(end) * 1000 / calls
 
 
+def wall_microseconds(call: Callable[[], Any], calls: int) -> float:
+    """Of a call by the host's clock: `calls` of them in a row, and the wait for the last one."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e6 / calls
+
+
 def in_turns(
-    calls: Mapping[str, Callable[[], Any]], turns: int = TURNS, turn_us: float = TURN_US
+    calls: Mapping[str, Callable[[], Any]],
+    turns: int = TURNS,
+    turn_us: float = TURN_US,
+    clock: Callable[[Callable[[], Any], int], float] = microseconds,
 ) -> dict[str, float]:
-    """The median microseconds of each, measured in turns of about `turn_us`."""
+    """The median microseconds of each by `clock`, measured in turns of about `turn_us`."""
     counts = {}
     for name, call in calls.items():
         call()
@@ -229,7 +244,7 @@ def in_turns(
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
         for name, call in calls.items():
-            found[name].append(microseconds(call, counts[name]))
+            found[name].append(clock(call, counts[name]))
     return {name: statistics.median(times) for name, times in found.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 Entry = dict[str, Any]
 PEERS = ("eager", "inductor", "inductor-dynamic")
 COMPILERS = ("vtc", "inductor", "inductor-dynamic")
-TIMES = ("call_us", "device_us")
+TIMES = ("wall_us", "call_us", "device_us")
 
 
 def geomean(values: Iterable[float]) -> float:
@@ -43,7 +43,7 @@ def host(entries: Sequence[Entry]) -> list[str]:
 
 def ratios(entries: Iterable[Entry], times: str, peer: str) -> list[float]:
     """A peer's time over vtc's."""
-    both = (e[times] for e in entries)
+    both = (e.get(times, {}) for e in entries)
     return [t[peer] / t["vtc"] for t in both if peer in t and "vtc" in t]
 
 

@@ -1,19 +1,22 @@
 """Where a model's call on the DVM spends its time, kernel by kernel.
 
-    python benchmarks/kernels_cpu.py shufflenet [--batch 4] [--calls 200] [--top 40]
+    python benchmarks/kernels_cpu.py shufflenet [--batch 4] [--calls 200] [--top 40] [--record]
 
 Of each kernel the median time over the calls, its share, the arithmetic of its anchor as GFLOP/s
-and of the peak, and the least bytes that it must move as GB/s.
+and of the peak, and the least bytes that it must move as GB/s. With --record their sums by kind
+go to results/cpu-kernels.json.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -22,6 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vtc.bench.records import versions
 from vtc.bench.suite import Request
 from vtc.lowering.settings import Settings
 from vtc.options import Options
@@ -31,6 +35,7 @@ from vtc.program.tile import Access, Contraction, Convolution, TileKernel, opera
 from vtc.runtime import dvm_compile
 from vtc.vm.machine import Encoded, Machine
 
+RESULTS = Path(__file__).parent / "results" / "cpu-kernels.json"
 console = Console(width=150)
 
 
@@ -114,6 +119,32 @@ def work(kernel: TileKernel, module: Module, known: dict[str, int]) -> tuple[flo
     return flops, total, text
 
 
+def kind(kernel: TileKernel, module: Module, known: dict[str, int]) -> str:
+    """What a kernel is there for."""
+    anchor = kernel.anchor
+    if anchor is None:
+        words = ("load", "store", "const", "iota", "cast")
+        moves = all(i.op in words for i in kernel.body)
+        return "movement" if moves else "pointwise work, pooling and norms"
+    own = anchor.constant
+    if isinstance(own, Contraction):
+        return "products"
+    if not isinstance(own, Convolution):
+        return "attention"
+    if all(size_value(w.taps, known) == 1 for w in own.windows):
+        return "1x1 convolutions"
+    channels = sum(size_value(p.k, known) for p in own.parts)
+    return "depthwise convolutions" if channels == 1 else "convolutions with windows"
+
+
+def record(case: dict[str, Any]) -> None:
+    """Puts a case into the result file, in the place of the one of its model and batch."""
+    found = json.loads(RESULTS.read_text())["kernels"] if RESULTS.exists() else []
+    others = [c for c in found if (c["model"], c["batch"]) != (case["model"], case["batch"])]
+    ordered = sorted([*others, case], key=lambda c: (c["model"], c["batch"]))
+    RESULTS.write_text(json.dumps({"kernels": ordered}, indent=1) + "\n")
+
+
 def peak_gflops() -> float:
     """What a large product of PyTorch reaches, float32."""
     a, b = torch.randn(1536, 1536), torch.randn(1536, 1536)
@@ -139,6 +170,7 @@ def main(
     calls: Annotated[int, typer.Option()] = 200,
     top: Annotated[int, typer.Option(help="Kernels shown, the longest first.")] = 30,
     in_order: Annotated[bool, typer.Option("--in-order", help="All, as they run.")] = False,
+    recorded: Annotated[bool, typer.Option("--record", help="Into the result file.")] = False,
 ) -> None:
     """Time every kernel of a built-in model."""
     watch = Watch()
@@ -164,10 +196,16 @@ def main(
             call()
     peak, bandwidth = peak_gflops(), read_gbytes()
     rows = []
+    kinds: dict[str, dict[str, float]] = {}
     for timed in watch.timed:
         for kernel in timed.module.kernels() if timed.times else ():
             ms = statistics.median(t[kernel.name] for t in timed.times) / 1e6
             rows.append((ms, kernel.name, *work(kernel, timed.module, timed.known)))
+            own = kinds.setdefault(
+                kind(kernel, timed.module, timed.known), {"kernels": 0, "ms": 0.0, "gflop": 0.0}
+            )
+            for key, value in (("kernels", 1), ("ms", ms), ("gflop", rows[-1][2] / 1e9)):
+                own[key] += value
     total = sum(row[0] for row in rows)
     table = Table(title=f"{model}, batch {batch}")
     for name in ("kernel", "domain", "ms", "share", "GFLOP/s", "of peak", "GB/s"):
@@ -183,6 +221,19 @@ def main(
     flops = sum(row[2] for row in rows)
     whole.sort()
     median, tenth = whole[len(whole) // 2], whole[len(whole) // 10]
+    if recorded:
+        record(
+            {
+                "model": model,
+                "batch": batch,
+                "call_ms": median,
+                "call_p10_ms": tenth,
+                "kinds": kinds,
+                "product_gflops": peak,
+                "sum_gb_s": bandwidth,
+                "versions": versions(),
+            }
+        )
     console.print(
         f"{len(rows)} kernels, {total:.3f} ms timed one by one; a call {median:.3f} ms "
         f"(p10 {tenth:.3f}); first call {first:.2f} s"

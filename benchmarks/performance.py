@@ -1,4 +1,4 @@
-"""Writes docs/performance.md from the committed CUDA results.
+"""Writes docs/performance.md from the committed results; `performance_cpu.py` has the CPU's part.
 
 python benchmarks/performance.py
 """
@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import performance_cpu
 
 from gpu import DEFAULT_LAYERS, name_of
 
@@ -74,7 +76,7 @@ Case = dict[str, Any]
 def main() -> None:
     cases: list[Case] = json.loads((RESULTS / "gpu-models.json").read_text())["cases"]
     details = json.loads((RESULTS / "gpu-details.json").read_text())
-    PAGE.write_text(page(cases, details))
+    PAGE.write_text(f"{page(cases, details)}\n{performance_cpu.section()}")
 
 
 def memory(cases: Sequence[Case]) -> str:

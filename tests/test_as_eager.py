@@ -13,12 +13,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import vtc
+from compiling import QUICK
 
 pytestmark = [
     pytest.mark.usefixtures("clean_dynamo"),
     pytest.mark.filterwarnings("ignore::vtc.errors.FallbackWarning"),
 ]
-QUICK = {"cost": "static", "verify": False}
 
 
 @pytest.fixture(params=["inductor", "dvm"])
@@ -290,6 +290,15 @@ def test_a_subclass_of_tensor_stays_one(compiled: Callable[..., Any]) -> None:
         got, want = compiled(joined)(x, ARGS[1]), joined(x, ARGS[1])
     assert type(got) is type(want)
     torch.testing.assert_close(got.as_subclass(Tensor), want.as_subclass(Tensor))
+
+
+def test_a_tensor_that_is_negated_lazily_is_read_as_negated(compiled: Callable[..., Any]) -> None:
+    run, (x, w) = compiled(joined), ARGS
+    with torch.no_grad():
+        run(x, w)
+        negated = torch._neg_view(x)
+        torch.testing.assert_close(run(negated, w), joined(negated, w))
+        torch.testing.assert_close(run(x, w), joined(x, w))
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])

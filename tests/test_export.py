@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import vtc
-from compiling import Compilations, exported, one_fallback, quick_and_strict
+from compiling import QUICK, Compilations, exported, one_fallback, quick_and_strict
 
 pytestmark = quick_and_strict
 
@@ -82,6 +82,7 @@ def signed() -> Any:
         (wrong(x=torch.randn(2, 8, dtype=torch.float64)), "args[0]", "dtype"),
         (wrong(x=torch.randn(2, 8, device="meta")), "args[0]", "device"),
         (wrong(x=torch.randn(8, 2).t()), "args[0]", "strides"),
+        (wrong(x=torch._neg_view(torch.randn(2, 8))), "args[0]", "is_neg()"),
         (wrong(x=[1.0]), "args[0]", "type"),
         (wrong(factor=3.0), "args[1]", "value"),
         (wrong(factor=2), "args[1]", "value"),
@@ -267,6 +268,23 @@ def test_what_is_taken_out_of_objects_is_checked() -> None:
         call(x, None)
 
 
+def test_a_tensor_of_an_object_is_checked_after_it_changed_in_its_place() -> None:
+    x, cache = torch.randn(2, 1, 4), Cache()
+    call = exported(attend, x, cache)
+    for _ in range(3):
+        call(x, cache)
+        cache.at.fill_(1)
+    kept = cache.keys.data
+    cache.keys.data = torch.randn(2, 7, 4)
+    with pytest.raises(vtc.errors.SignatureError, match=r"'args\[1\]\.keys': expected shape"):
+        call(x, cache)
+    cache.keys.data = kept
+    call(x, cache)
+    cache.keys.data = torch._neg_view(kept)  # the same place and layout, read otherwise
+    with pytest.raises(vtc.errors.SignatureError, match=r"is_neg\(\) False, got True"):
+        call(x, cache)
+
+
 def test_output_objects_and_hooks() -> None:
     Pair = namedtuple("Pair", ["left", "right"])
 
@@ -309,6 +327,65 @@ def test_overlapping_arguments() -> None:
     got, want = call(ours[:4], ours[2:4]), fn(theirs[:4], theirs[2:4])
     torch.testing.assert_close(got, want)
     assert torch.equal(ours, theirs)
+
+
+def test_arguments_that_come_to_overlap() -> None:
+    """The same objects as in the calls before, one of them moved onto another."""
+
+    def fn(buffer: Tensor, other: Tensor, x: Tensor) -> Tensor:
+        buffer.add_(x)
+        other.mul_(2)
+        return buffer + other * 3
+
+    given = [torch.randn(4, 3) for _ in range(3)]
+    call = exported(fn, *given)
+
+    def check(ours: list[Tensor]) -> None:
+        theirs = [t.clone() for t in ours]
+        if ours[0].data_ptr() == ours[1].data_ptr():
+            theirs[1] = theirs[0]
+        torch.testing.assert_close(call(*ours), fn(*theirs))
+        torch.testing.assert_close(ours, theirs)
+
+    for _ in range(3):
+        check(given)
+    given[1].set_(given[0])
+    for _ in range(3):
+        check(given)
+    given[1].set_(torch.randn(4, 3))
+    check(given)
+
+
+@pytest.mark.parametrize("engine", ["inductor", "dvm"])
+@pytest.mark.parametrize("place", ["argument", "weight"])
+def test_a_tensor_that_is_negated_lazily(engine: Any, place: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: Tensor) -> None:
+            super().__init__()
+            self.register_buffer("scale", scale)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.cat([x @ self.scale, x + 1], 1), x.t()
+
+    def negated() -> Tensor:
+        return torch.randn(4, 4, dtype=torch.complex64).conj().imag
+
+    x = negated() if place == "argument" else torch.randn(4, 4)
+    model = Scaled(negated() if place == "weight" else torch.randn(4, 4))
+    with one_fallback("negated lazily"):
+        call = vtc.export(model, (x,), engine=engine, options=QUICK)
+    torch.testing.assert_close(call(x), model(x))
+
+
+def test_a_conjugate_is_another_signature() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x * x
+
+    x = torch.randn(3, dtype=torch.complex64)
+    call = vtc.export(fn, (x.conj(),), engine="inductor", options=QUICK)
+    torch.testing.assert_close(call(x.conj()), fn(x.conj()))
+    with pytest.raises(vtc.errors.SignatureError, match=r"is_conj\(\) True, got False"):
+        call(x)
 
 
 # What cannot be exported.

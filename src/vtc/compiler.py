@@ -32,7 +32,14 @@ from vtc.runtime.candidates import Candidates
 from vtc.runtime.direct_module import called_directly
 from vtc.runtime.exported import Exported, name_of
 from vtc.runtime.rival import Rival, rival
-from vtc.runtime.stock import Unsuitable, fall_back, refuse_gradients, refuse_subclasses, separate
+from vtc.runtime.stock import (
+    Unsuitable,
+    fall_back,
+    refuse_gradients,
+    refuse_negated,
+    refuse_subclasses,
+    separate,
+)
 from vtc.runtime.watch import guarded, watched
 from vtc.virtual.record import GraphReport
 
@@ -64,8 +71,8 @@ def compile(
     The model runs under `torch.no_grad()` or `torch.inference_mode()` as its caller does; a call
     that records gradients is compiled by stock TorchInductor, with one warning. An ONNX file is
     called with its inputs in order or by name, and gives its output, or a tuple of several. Raises
-    UnknownChoiceError, EngineUnavailableError and UnsupportedTorchError, and for a file
-    OnnxFileError and UnsupportedOnnxError.
+    UnknownChoiceError, InvalidOptionError, EngineUnavailableError and UnsupportedTorchError, and
+    for a file OnnxFileError and UnsupportedOnnxError.
     """
     settings = _settings(engine, objective, options)
     if engine == "dvm" and dynamic is not False:
@@ -166,11 +173,12 @@ def export(
     """Compile a model ahead of time for the signature of `args` and `kwargs`.
 
     The result is called like the model, without Dynamo's guards: it checks the shapes, strides,
-    dtypes and devices of tensor arguments and the values of others by itself, and raises
-    SignatureError for a call that differs. Weights are frozen unless `options` says otherwise; one
-    that changes is frozen again. What else Python code reads of the model stays as it was. Nothing
-    runs and nothing is updated at compile time. An ONNX file without `args` gets those that it
-    declares. Raises CaptureError for a model that is not one graph.
+    dtypes and devices of tensor arguments, whether PyTorch negates or conjugates them lazily, and
+    the values of others by itself, and raises SignatureError for a call that differs. Weights are
+    frozen unless `options` says otherwise; one that changes is frozen again. What else Python code
+    reads of the model stays as it was. Nothing runs and nothing is updated at compile time. An ONNX
+    file without `args` gets those that it declares. Raises CaptureError for a model that is not one
+    graph, and what `vtc.compile` raises.
     """
     settings = _settings(engine, objective, _frozen_by_default(options))
     run = functools.partial(compile_graph, settings=settings)
@@ -246,6 +254,7 @@ def compile_graph(
     try:
         refuse_gradients(graph_module, example_inputs)
         refuse_subclasses(graph_module, example_inputs)
+        refuse_negated(graph_module, example_inputs)
         program = capture(graph_module, example_inputs)
         inputs, program = separate(graph_module, example_inputs, program)
         capture_s = time.perf_counter() - started

@@ -202,7 +202,8 @@ class SignatureError(VtcError, TypeError):
     """An argument that a compiled signature does not take."""
 
     def __init__(self, argument: str, quantity: str, expected: object, got: object) -> None:
-        """`quantity` is what differs: "shape", "dtype", "device", "strides", "type", "count"."""
+        """`quantity` is what differs: "shape", "dtype", "device", "strides", "is_neg()" (PyTorch's
+        lazy negation), "is_conj()", "type", "value", "length", "keys", "state", "a call with"."""
         self.argument, self.quantity, self.expected, self.got = argument, quantity, expected, got
         super().__init__(
             f"argument {argument!r}: expected {quantity} {_plain(expected)}, got {_plain(got)}; "

@@ -133,3 +133,27 @@ def test_outputs_of_a_captured_graph_keep_strides_and_what_they_share():
             assert got[0].untyped_storage().data_ptr() == got[1].untyped_storage().data_ptr()
             assert got[2].data_ptr() == x.data_ptr()
             assert got[3].untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def test_steady_arguments_are_read_where_they_are_until_others_come():
+    """Calls on the same buffers, on others, on moved ones: every answer is eager's and stays."""
+    model = Cached().cuda().eval()
+    compiled = vtc.compile(copy.deepcopy(model), options=STATIC)
+    cache, other = (torch.zeros(3, 8, 32, device="cuda") for _ in range(2))
+    x, position = (
+        torch.randn(3, 32, device="cuda"),
+        torch.zeros(1, dtype=torch.int64, device="cuda"),
+    )
+    held = []
+    with torch.no_grad():
+        for k in range(48):
+            if k == 24:
+                x = torch.randn(3, 32, device="cuda")
+            if k == 36:
+                x.data = torch.randn(3, 32, device="cuda")
+            x.normal_()
+            position.fill_(k % 8)
+            held.append((compiled(x, cache, position), model(x, other, position)))
+    for got, expected in held:
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(cache, other, rtol=1e-4, atol=1e-4)

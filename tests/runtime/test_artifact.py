@@ -8,6 +8,7 @@ import random
 import struct
 import subprocess
 import sys
+import types
 import zlib
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ try:
 except vtc.errors.EngineUnavailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+HELD = types.SimpleNamespace(x=torch.ones(4))
 pytestmark = [
     pytest.mark.filterwarnings("error::vtc.errors.VtcWarning"),
     pytest.mark.usefixtures("clean_dynamo"),
@@ -132,6 +134,12 @@ def test_what_cannot_be_saved_says_why(tmp_path: Path) -> None:
     odd = vtc.export(lambda x, how: x + how.real, (r(4), 2j), engine="dvm")
     with pytest.raises(SaveError, match=r"args\[1\]"):
         vtc.save(odd, tmp_path / "x")
+    typed = vtc.export(lambda x: {"y": x + 1, "dtype": x.dtype}, (r(4),), engine="dvm")
+    with pytest.raises(SaveError, match="holds a dtype that is no output"):
+        vtc.save(typed, tmp_path / "x")
+    held = vtc.export(lambda x: x + HELD.x, (r(4),), engine="dvm")
+    with pytest.raises(SaveError, match=r"takes a tensor out of .*HELD"):
+        vtc.save(held, tmp_path / "x")
     assert not list(tmp_path.iterdir())
 
 

@@ -234,11 +234,15 @@ CHANGES: dict[str, Callable[[Model], Any]] = {
     "forward": _another_forward_of_all,
     "hook": _hooked(""),
     "hook before": _hooked("", pre=True),
+    "hook of a part": _hooked("first.0"),
+    "hook before a part": _hooked("second", pre=True),
+    "hook of a part without weights": _hooked("first.2"),
+    "hook of a list's part": _hooked("layers.1"),
     "momentum and eps": _set("first.1.eps", 0.5),
 }
 
 
-AUTO = ("train", "number", "parameter", "hook", "data turned")
+AUTO = ("train", "number", "parameter", "hook", "hook of a part", "data turned")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +257,9 @@ def test_a_change_of_the_model_is_seen(name: str, engine: str) -> None:
         _same(compiled, model)
 
 
-@pytest.mark.parametrize("name", ["train", "number", "hook", "submodule", "parameter"])
+@pytest.mark.parametrize(
+    "name", ["train", "number", "hook", "hook of a part", "submodule", "parameter"]
+)
 def test_a_change_that_is_taken_back_is_seen(name: str) -> None:
     model = _model()
     kept = copy.deepcopy(model)
@@ -264,7 +270,7 @@ def test_a_change_that_is_taken_back_is_seen(name: str) -> None:
     if name == "train":
         model.load_state_dict(kept.state_dict())
         model.eval()
-    elif name == "hook":
+    elif name.startswith("hook"):
         handle.remove()
     elif name == "number":
         model.second.scale = 3.0
@@ -275,6 +281,19 @@ def test_a_change_that_is_taken_back_is_seen(name: str) -> None:
     for _ in range(3):
         _same(compiled, model)
         _same(compiled, kept)
+
+
+def test_hooks_of_others_leave_calls_direct() -> None:
+    compiled, codes = _compiled(_model())
+    _watched(compiled, codes)
+    counted: list[int] = []
+    _calls(compiled, counted)
+    other = nn.Linear(2, 2)
+    for _ in range(40):  # more often than a watch is begun again
+        other.register_forward_hook(lambda *_: None)
+        _same(compiled, codes.model)
+    assert not counted
+    assert any(code.watch is not None for code in codes.known)  # type: ignore[attr-defined]
 
 
 class _Doubled(TorchFunctionMode):

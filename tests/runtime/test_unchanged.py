@@ -146,3 +146,49 @@ def test_tensors_live_as_long_as_their_watch(way: str) -> None:
 
 def test_libtorch_exports_what_the_native_way_asks_for() -> None:
     assert unchanged._functions() is not None
+
+
+@pytest.mark.parametrize("change", [_data, _moved, Tensor.t_, lambda t: t.requires_grad_()])
+def test_the_same_tensors_of_the_next_call_are_known(change: Callable[[Tensor], object]) -> None:
+    same: unchanged.Same[str] = unchanged.Same()
+    tensors = [torch.ones(3, 3) for _ in range(4)]
+    assert same(tensors) is None
+    same.note(tensors, "found")
+    tensors[2].add_(1)  # values do not matter
+    assert same(tensors) == "found"
+    assert same(tensors[:3]) is None
+    assert same([*tensors[:3], tensors[3].clone()]) is None
+    assert same(list(reversed(tensors))) is None
+    with torch.no_grad():
+        change(tensors[1])
+    assert same(tensors) is None
+
+
+def test_noted_tensors_are_not_kept_alive() -> None:
+    same: unchanged.Same[int] = unchanged.Same()
+    tensors = [torch.ones(3), torch.ones(3)]
+    same.note(tensors, 1)
+    gone = weakref.ref(tensors[0])
+    del tensors[0]
+    gc.collect()
+    assert gone() is None
+    assert same([torch.ones(3), tensors[0]]) is None
+
+
+def test_tensors_that_always_differ_are_no_longer_noted() -> None:
+    same: unchanged.Same[int] = unchanged.Same()
+    for k in range(unchanged.MISSES):
+        tensors = [torch.ones(3)]
+        same.note(tensors, k)
+        assert same.known is not None
+    same.note(tensors, 0)
+    assert same.known is None
+    assert same(tensors) is None
+
+
+def test_without_what_libtorch_exports_no_tensors_are_known(monkeypatch) -> None:
+    monkeypatch.setattr(unchanged, "_functions", lambda: None)
+    same: unchanged.Same[int] = unchanged.Same()
+    tensors = [torch.ones(3)]
+    same.note(tensors, 1)
+    assert same(tensors) is None

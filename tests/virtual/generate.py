@@ -144,6 +144,17 @@ def realistic_plan(rng: random.Random) -> PlanGraph:
     return g.build(out, **caches)
 
 
+def repeated_plan(rng: random.Random, count: int = 4) -> PlanGraph:
+    """One block several times, as the layers of a model are."""
+    g = Builder()
+    state = g.region("stem", [g.input("image", 1, 3, 14, 14)], 1, 32, 14, 14)
+    caches: dict[str, str] = {}
+    block, seed = rng.choice(_BLOCKS), rng.random()
+    for number in range(count):
+        state = block(g, f"n{number}", state, caches, random.Random(seed))
+    return g.build(g.region("head", [state], 1, 8), **caches)
+
+
 def _conv(g: Builder, name: str, source: str, channels: int) -> str:
     n, c, h, w = g.shape(source)
     return g.region(name, [source], n, channels, h, w, flops=2 * n * c * channels * h * w)

@@ -1,5 +1,6 @@
 """Scalar operators that run several at a time: nothing that is read later may be lost."""
 
+import math
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from program.building import Kernel, buffer, module, outcome
 from vm.running import native
 from vtc.program.dtypes import DType
+from vtc.program.tile import Access, Bound
 
 R, C = sympy.symbols("r c", integer=True, positive=True)
 EXACT = ("add", "sub", "mul", "div", "minimum", "maximum", "neg", "abs", "sqrt", "reciprocal")
@@ -124,6 +126,52 @@ def test_a_folded_nan_is_found_wherever_it_is(name, place):
     (found,) = native(made, [x.reshape(-1)], 3, 200)
     expected = getattr(torch, f"a{name}")(x, 1)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["add", "minimum", "maximum"])
+@pytest.mark.parametrize("columns", [7, 8, 24, 47, 130])
+@pytest.mark.parametrize("value", [None, -math.inf, 0.5])
+def test_windows_are_folded_as_their_loads_are_one_by_one(name, columns, value):
+    """Windows of seven rows, which are two apart and masked off at both ends; NaN and zeros too."""
+    kernel = Kernel("pooled", (R, C))
+    other = () if value is None else (kernel.const(value),)
+    total = -1
+    for tap in range(7):
+        # Row 2 i + tap - 3 of 2 R - 1 rows: a tap reads outside at one of the ends.
+        mask = (Bound(0, max(0, (4 - tap) // 2), R - max(0, (tap - 2) // 2)),)
+        kernel.emit(
+            "load", *other, dtype=DType.F32, access=Access(0, (tap - 3) * C, (2 * C, 1), (), mask)
+        )
+        read = len(kernel.body) - 1
+        total = read if tap == 0 else kernel.op(name, total, read)
+    kernel.store(1, total, C, 1)
+    buffers = [buffer("x", DType.F32, (2 * R - 1) * C), buffer("y", DType.F32, R * C)]
+    made = module(kernel, buffers=buffers, symbols=("r", "c"))
+    special = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf])
+    for rows in (3, 4, 37):
+        x = torch.randn((2 * rows - 1) * columns)
+        at = torch.rand_like(x) < 0.1
+        x[at] = special[torch.randint(5, (int(at.sum()),))]
+        (expected,) = outcome(made, [x], {"r": rows, "c": columns})
+        (found,) = native(made, [x], rows, columns)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])
+
+
+def test_a_window_whose_values_are_read_later_keeps_them():
+    kernel = Kernel("kept", (R, C))
+    loads = [kernel.load(0, 2 * C, 1, offset=tap * C) for tap in range(3)]
+    partial = kernel.op("maximum", loads[0], loads[1])
+    total = kernel.op("maximum", partial, loads[2])
+    kernel.store(1, kernel.op("sub", total, loads[1]), C, 1)
+    kernel.store(2, partial, C, 1)
+    buffers = [buffer("x", DType.F32, (2 * R + 1) * C)]
+    buffers += [buffer(name, DType.F32, R * C) for name in ("y0", "y1")]
+    made = module(kernel, buffers=buffers, symbols=("r", "c"))
+    x = torch.randn(23 * 24)
+    expected = outcome(made, [x], {"r": 11, "c": 24})
+    for f, e in zip(native(made, [x], 11, 24), expected, strict=True):
+        assert torch.equal(f, e)
 
 
 def test_a_value_may_be_read_after_it_was_computed_where_it_is_stored():

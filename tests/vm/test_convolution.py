@@ -21,7 +21,7 @@ from vm.convolving import (
 from vm.running import encoded, native, with_threads
 from vtc.program.dtypes import DType
 from vtc.program.evaluate import evaluate
-from vtc.vm import isa, reference
+from vtc.vm import decode, isa, reference
 from vtc.vm.dis import disassemble
 from vtc.vm.machine import validate
 
@@ -85,9 +85,9 @@ def test_a_window_beyond_its_input_is_refused() -> None:
     made = convolution(Case(4, 8))
     words = encoded(made).words
     steps = isa.HEAD_WORDS + isa.BUFFER_WORDS * len(made.buffers)
-    code = isa.instructions(words, isa.decode_kernel(words, steps).body)
+    code = decode.instructions(words, decode.kernel(words, steps).body)
     at = next(at for at, op in code if op.name == "CONVOLUTION")
-    digits = len(isa.decode_convolution(words, at).digits)
+    digits = len(decode.convolution(words, at).digits)
     extent = at + 6 + 3 * digits + 4
     assert words[extent] == 9
     words[extent] = 10

@@ -214,9 +214,16 @@ STREAMS = {
 ROWS = ("gelu_erf", "norm_add", "layer_norm", "softmax")  # tasks are rows
 
 
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Kernels run by their words, as where a graph replays them."""
+    monkeypatch.setattr(cuda_on_cpu.Encoded, "by_rows", False)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rows", [40, 41, 269])
 @pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.usefixtures("interpreted")
 def test_many_whole_tiles_in_a_row_are_right(name, rows, dtype):
     """Three blocks take 13 tasks each, or 89 and 90, which are run in pairs where their values
     fit; of 4100 columns the last flat tile is not whole."""
@@ -235,9 +242,11 @@ def test_many_whole_tiles_in_a_row_are_right(name, rows, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("columns", [7, 333, 1155, 4099])
 @pytest.mark.parametrize("name", STREAMS)
-def test_rows_of_any_length_anywhere_are_right(name, columns, dtype):
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_rows_of_any_length_anywhere_are_right(monkeypatch, name, columns, dtype, by_rows):
     """Rows begin at any multiple of their elements' size, and so do the tensors."""
     run = STREAMS[name]
+    monkeypatch.setattr(cuda_on_cpu.Encoded, "by_rows", by_rows)
     torch.manual_seed(columns)
     wide = [torch.randn(23, columns + 5, dtype=dtype) for _ in range(2)]
     args = [wide[0][:, 3:-2], wide[1][:, :columns], torch.randn(columns + 1, dtype=dtype)[1:]]
@@ -274,6 +283,7 @@ FUSED = {
 
 @pytest.mark.parametrize("rows", [7, 300])
 @pytest.mark.parametrize("name", FUSED)
+@pytest.mark.usefixtures("interpreted")
 def test_operators_that_are_one_on_the_device_mean_the_same(name, rows):
     run = FUSED[name]
     x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(rows))
@@ -283,7 +293,9 @@ def test_operators_that_are_one_on_the_device_mean_the_same(name, rows):
 
 
 @pytest.mark.parametrize("name", [n for n in FUSED if "gelu" in n or "silu" in n])
-def test_activations_of_numbers_that_are_none_or_without_end(name):
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_activations_of_numbers_that_are_none_or_without_end(monkeypatch, name, by_rows):
+    monkeypatch.setattr(cuda_on_cpu.Encoded, "by_rows", by_rows)
     end = torch.inf
     x = torch.tensor([torch.nan, end, -end, 0.0, 1e30, -1e30, 1e-40, 30.0, -30.0]).repeat(60)
     found, expected = on_the_twin(FUSED[name], x)[0], FUSED[name](x.double())
@@ -302,3 +314,179 @@ def test_quotients_of_zeros_keep_their_sign():
     for got, expected in zip(found, (x / y, x / 3.0, x / -3.0), strict=True):
         assert torch.equal(got.signbit(), expected.signbit())
         torch.testing.assert_close(got, expected)
+
+
+def rows_of(monkeypatch, run, *args):
+    """What `run` gives on the twin, and the functions of rows.h that its kernels are, or None."""
+    kinds = []
+
+    def noted(self, *given):
+        found = self.program.rows(*given)
+        kinds.extend(own and own[1] for own in found)
+        return found
+
+    monkeypatch.setattr(cuda_on_cpu.Encoded, "rows", noted)
+    return on_the_twin(run, *args)[0], kinds
+
+
+def rms(x):
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+# RowsFunction of device_rows.h.
+MAP, MAP_HALVES, NORM, NORM_HALVES, SOFTMAX, SOFTMAX_HALVES, ROTARY = range(7)
+functional = torch.nn.functional
+OF_ROWS = {
+    "copy": (MAP, lambda x, y, w: x.clone()),
+    "unary": (MAP, lambda x, y, w: torch.exp(x)),
+    "two unary ones": (MAP, lambda x, y, w: torch.tanh(torch.neg(x))),
+    "binary": (MAP, lambda x, y, w: torch.maximum(x, y)),
+    "by a number": (MAP, lambda x, y, w: 3.0 - x),
+    "gate": (MAP, lambda x, y, w: y * functional.silu(x)),
+    "gate the other way round": (MAP, lambda x, y, w: torch.sigmoid(x) - y),
+    "bias and activation": (MAP, lambda x, y, w: functional.gelu(x + w)),
+    "square of itself": (MAP, lambda x, y, w: x / x),
+    "choice": (MAP, lambda x, y, w: torch.where(x <= 0.5, y - x, x * y)),
+    "choice of operands": (MAP, lambda x, y, w: torch.where(x > 0, y, x)),
+    "layer norm": (NORM, layer_norm),
+    "layer norm alone": (NORM, lambda x, y, w: functional.layer_norm(x, (x.shape[-1],))),
+    "rms norm": (NORM, lambda x, y, w: functional.rms_norm(x, (x.shape[-1],), w, 1e-6)),
+    "sum and rms norm": (NORM, norm_add),
+    "sum and layer norm": (NORM, lambda x, y, w: layer_norm(x + y, y, w)),
+    "rounded rms norm": (NORM, lambda x, y, w: w * rms(x).to(x.dtype)),
+    "softmax": (SOFTMAX, lambda x, y, w: torch.softmax(x, -1)),
+}
+ALONE = ("copy", "unary", "two unary ones")
+ROW_SHAPES = [(1, 73), (5, 7), (23, 333), (9, 4096), (40, 512), (600, 40), (2, 5120), (2, 7777)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_operations_on_rows_are_kernels_of_their_own(monkeypatch, name, dtype):
+    kind, run = OF_ROWS[name]
+    for shape in ROW_SHAPES:
+        generator = torch.Generator().manual_seed(shape[1])
+        x, y = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+        w = torch.randn(shape[1], generator=generator).to(dtype)
+        found, kinds = rows_of(monkeypatch, run, x, y, w)
+        grouped = x.numel() % 8 == 0 if kind == MAP else shape[1] % 8 == 0
+        halves = grouped and dtype != torch.float32 and (kind != MAP or name in ALONE)
+        assert kinds == [kind + halves]
+        expected = run(x.float(), y.float(), w.float())
+        tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}[dtype]
+        for got, want in zip(tuples(found), tuples(expected), strict=True):
+            torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
+            assert got.dtype == dtype
+
+
+NOT_OF_ROWS = {
+    "three operands": lambda x, y, w: x * y + w,
+    "a column": lambda x, y, w: x + y[:, :1],
+    "a fold alone": lambda x, y, w: x.sum(-1),
+    "a fold of columns": lambda x, y, w: torch.softmax(x, 0),
+    "a norm by another's root": lambda x, y, w: x * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1),
+    "a softmax of another's most": lambda x, y, w: torch.exp(x - y.amax(-1, keepdim=True)),
+    "integers": lambda x, y, w: x.int() + 1,
+    "a choice by another": lambda x, y, w: torch.where(w > 0, x, y),
+    "a long row": lambda x, y, w: torch.softmax(x.reshape(1, -1).expand(2, -1), -1),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_ROWS)
+def test_other_kernels_are_interpreted(monkeypatch, name):
+    x, y = (torch.randn(12, 1000, generator=torch.Generator().manual_seed(n)) for n in range(2))
+    found, kinds = rows_of(monkeypatch, NOT_OF_ROWS[name], x, y, y[0])
+    assert None in kinds
+    for got, want in zip(tuples(found), tuples(NOT_OF_ROWS[name](x, y, y[0])), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_strided_rows_and_rows_in_a_buffer_of_others_are_operations_on_rows(monkeypatch):
+    wide = torch.randn(19, 3, 72)
+    for run in (lambda x, y, w: torch.softmax(x, -1), lambda x, y, w: x + y, layer_norm):
+        given = wide[:, 1, :64], wide[:, 2, :64], wide[0, 0, :64]
+        found, kinds = rows_of(monkeypatch, run, *given)
+        assert None not in kinds
+        torch.testing.assert_close(found, run(*given), rtol=1e-5, atol=1e-5)
+
+
+AXES = {
+    "transposed": lambda x: x.permute(0, 2, 1, 3).contiguous(),
+    "repeated": lambda x: x[:, :, None].expand(2, 3, 4, 5, 72).reshape(2, 12, 5, 72),
+    "repeated and transposed": lambda x: x.transpose(1, 2)[:, :, None].repeat(1, 1, 2, 1, 1),
+    "softmax": lambda x: torch.softmax(x.permute(2, 0, 1, 3), -1),
+    "norm": lambda x: functional.layer_norm(x[:, :, ::2], (72,), x[0, 0, 0], x[0, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", AXES)
+def test_rows_along_several_axes_are_operations_on_rows(monkeypatch, name, dtype):
+    x = torch.randn(2, 3, 5, 72, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found, kinds = rows_of(monkeypatch, AXES[name], x)
+    assert None not in kinds
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, AXES[name](x), rtol=tolerance, atol=tolerance)
+
+
+def turned(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def rotated(x, cos, sin):
+    return x * cos + turned(x) * sin
+
+
+def heads_rotated(width, normed):
+    """Of rows of three heads, whose width is known, as models have them."""
+
+    def run(x, cos, sin, w):
+        x = x.unflatten(-1, (3, width))
+        if normed:
+            x = w * rms(x).to(x.dtype)
+        return rotated(x.transpose(1, 2), cos, sin)
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rows_that_are_turned_by_positions_are_kernels_of_their_own(
+    monkeypatch, normed, width, dtype
+):
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(2, 5, 3 * width, generator=generator).to(dtype)
+    cos, sin = (torch.randn(5, width, generator=generator).to(dtype) for _ in range(2))
+    w = torch.randn(width, generator=generator).to(dtype)
+    run, args = heads_rotated(width, normed), (x, cos, sin, w)
+    found, kinds = rows_of(monkeypatch, run, *args)
+    assert kinds[-1] == ROTARY
+    expected = run(*(a.float() for a in args))
+    tolerance = {torch.bfloat16: 5e-2, torch.float16: 6e-3, torch.float32: 1e-5}[dtype]
+    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+NOT_ROTARY = {
+    "turned the other way": lambda x, c, s: x * c + torch.cat((x[..., 32:], -x[..., :32]), -1) * s,
+    "not halves": lambda x, c, s: x * c + torch.cat((-x[..., 24:], x[..., :24]), -1) * s,
+    "of another": lambda x, c, s: x * c + turned(x + 1) * s,
+    "less": lambda x, c, s: x * c - turned(x) * s,
+}
+
+
+@pytest.mark.parametrize("name", NOT_ROTARY)
+def test_rows_that_are_turned_otherwise_are_interpreted(monkeypatch, name):
+    x, c, s = torch.randn(3, 7, 64, generator=torch.Generator().manual_seed(3))
+    found, kinds = rows_of(monkeypatch, NOT_ROTARY[name], x, c, s)
+    assert ROTARY not in kinds
+    torch.testing.assert_close(found, NOT_ROTARY[name](x, c, s), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_are_turned_are_interpreted_where_groups_cannot_be_moved(monkeypatch):
+    x, cos, sin = (torch.randn(7 * 64 + 1)[1:].view(7, 64) for _ in range(3))
+    found, kinds = rows_of(monkeypatch, rotated, x, cos, sin)
+    assert kinds == [None]
+    torch.testing.assert_close(found, rotated(x, cos, sin), rtol=1e-5, atol=1e-5)

@@ -8,7 +8,7 @@ from vm.running import encoded
 from vtc.program.dtypes import DType
 from vtc.program.module import Branch
 from vtc.program.tile import Term
-from vtc.vm import isa
+from vtc.vm import decode, isa
 from vtc.vm.machine import Machine
 
 A, B, C = sympy.symbols("a b c", integer=True, positive=True)
@@ -25,7 +25,7 @@ def names(program):
         if op.name == "END":
             return steps, kernels
         if op.name == "KERNEL":
-            kernels.append(isa.decode_kernel(words, at))
+            kernels.append(decode.kernel(words, at))
             at = kernels[-1].end
         else:
             at += isa.field(int(words[at]), "length")
@@ -37,7 +37,7 @@ def opcodes(program):
         op.name
         for kernel in names(program)[1]
         for start in (kernel.prologue, kernel.body)
-        for _, op in isa.instructions(program.words, start)
+        for _, op in decode.instructions(program.words, start)
     ]
 
 
@@ -139,7 +139,7 @@ def test_what_is_the_same_in_every_task_is_computed_once_a_thread():
     buffers = [buffer(n, DType.F32, e) for n, e in zip(("x0", "x1", "y"), sizes, strict=True)]
     program = encoded(module(kernel, buffers=buffers, symbols=("a", "b")), 1000, 300)
     (head,) = names(program)[1]
-    prologue = [op.name for _, op in isa.instructions(program.words, head.prologue)]
+    prologue = [op.name for _, op in decode.instructions(program.words, head.prologue)]
     assert prologue == ["LOAD", "exp", "DONE"]
 
 
@@ -203,8 +203,8 @@ def test_terms_name_the_registers_of_their_values():
     ]
     program = encoded(module(kernel, buffers=buffers, symbols=("a", "b", "c")), 5, 7, 11)
     (head,) = names(program)[1]
-    loads = [at for at, op in isa.instructions(program.words, head.body) if op.name == "LOAD"]
-    access, _ = isa.decode_access(program.words, loads[1] + 2)
+    loads = [at for at, op in decode.instructions(program.words, head.body) if op.name == "LOAD"]
+    access, _ = decode.access(program.words, loads[1] + 2)
     assert access.terms[0].size == 11
     assert access.terms[0].kind == isa.ROW
     assert access.terms[0].register == isa.field(int(program.words[loads[0]]), "dst")

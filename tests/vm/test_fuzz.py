@@ -8,7 +8,7 @@ import torch
 
 from program.generate import generate
 from vm import conformance
-from vtc.vm import isa, machine
+from vtc.vm import decode, isa, machine
 
 pytestmark = pytest.mark.skipif(machine._native is None, reason="the native module is not built")
 
@@ -45,9 +45,9 @@ def instructions_of(words):
         if op.name != "KERNEL":
             at += isa.field(words[at], "length")
             continue
-        kernel = isa.decode_kernel(words, at)
+        kernel = decode.kernel(words, at)
         for start in (kernel.prologue, kernel.body):
-            yield from (own for _, own in isa.instructions(words, start))
+            yield from (own for _, own in decode.instructions(words, start))
         at = kernel.end
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vtc.program.dtypes import DType
 from vtc.program.scalars import SCALARS
-from vtc.vm import isa
+from vtc.vm import decode, isa
 
 NATIVE = Path(isa.__file__).with_name("native")
 
@@ -38,10 +38,10 @@ def test_an_access_comes_back_from_its_words():
     packed = 9 | 1 << 16 | 1 << 24 | 2 << 40
     term = 4 | isa.TYPES.index(DType.I64) << 8 | isa.ROW << 16 | 1 << 24
     words = [0, packed, 3, minus, 1, term, 16, 100, 1, minus, 8]
-    access, end = isa.decode_access(words, 1)
+    access, end = decode.access(words, 1)
     assert end == len(words)
     assert (access.buffer, access.offset, access.strides) == (9, 3, (-5, 1))
-    assert access.terms == (isa.TermWords(4, DType.I64, isa.ROW, 16, 100),)
+    assert access.terms == (decode.TermWords(4, DType.I64, isa.ROW, 16, 100),)
     assert access.masks == ((1, -5, 8),)
 
 

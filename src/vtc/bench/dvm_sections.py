@@ -94,6 +94,8 @@ DEVICE_OPERATORS: Mapping[str, tuple[type, ...]] = {
     "max_rel_error": (dict,),
     "failed": (dict,),
 }
+# What an entry of a section may lack.
+OPTIONAL: Mapping[str, Mapping[str, tuple[type, ...]]] = {"device_operators": {"wall_us": (dict,)}}
 
 LISTS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "operators": OPERATORS,
@@ -114,7 +116,8 @@ def validate(document: Any) -> None:
         _entry(entry, ENCODE, f"encode_us.{name}")
     for name, fields in LISTS.items():
         for number, entry in enumerate(document.get(name, [])):
-            _entry(entry, fields, f"{name}[{number}]")
+            more = {k: t for k, t in OPTIONAL.get(name, {}).items() if k in entry}
+            _entry(entry, {**fields, **more}, f"{name}[{number}]")
     for name, value in document.get("machine", {}).items():
         typed(value, (str,), f"machine.{name}")
 

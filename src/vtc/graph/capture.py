@@ -119,7 +119,7 @@ def lift_attributes(
     last = placeholders[-1] if placeholders else lifted.graph._root
     made: dict[str, fx.Node] = {}
     for node in [n for n in lifted.graph.nodes if is_tensor_attribute(n, graph_module)]:
-        value = _attribute(graph_module, str(node.target))
+        value = attribute_of(graph_module, node)
         if not isinstance(value, torch.Tensor):
             raise errors.CaptureError(str(node.target), "a graph attribute is not a tensor")
         if node.target not in made:
@@ -137,12 +137,13 @@ def is_tensor_attribute(node: fx.Node, owner: fx.GraphModule) -> bool:
     """A `get_attr` of anything but a graph module, which is an arm of a branch."""
     if node.op != "get_attr":
         return False
-    return not isinstance(_attribute(owner, str(node.target)), fx.GraphModule)
+    return not isinstance(attribute_of(owner, node), fx.GraphModule)
 
 
-def _attribute(module: torch.nn.Module, path: str) -> Any:
-    value: Any = module
-    for part in path.split("."):
+def attribute_of(owner: fx.GraphModule, node: fx.Node) -> Any:
+    """What a `get_attr` gets."""
+    value: Any = owner
+    for part in str(node.target).split("."):
         value = getattr(value, part)
     return value
 

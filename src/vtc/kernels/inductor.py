@@ -61,6 +61,7 @@ class InductorEngine:
         self.returned = returned_tensors(program)
         self._defaults: dict[str, Default] = {}
         self._storage: dict[str, tuple[int, ...]] = {}
+        self._readers: dict[tuple[fx.Node, fx.Node], bool] = {}
         self._slots: dict[Resolved, tuple[Slot, ...] | None] = {}
 
     def default(self, movement: PlanMovement) -> Default:
@@ -128,6 +129,12 @@ class InductorEngine:
         return self.grouping.region_of[user].name not in self.own
 
     def _reads(self, user: fx.Node, node: fx.Node) -> bool:
+        """Does an operator take an operand as it is? By what map does not matter."""
+        if (user, node) not in self._readers:
+            self._readers[user, node] = self._takes(user, node)
+        return self._readers[user, node]
+
+    def _takes(self, user: fx.Node, node: fx.Node) -> bool:
         if user in self.program.movements or kind(user) in (Kind.POINTWISE, Kind.REDUCTION):
             return True
         if kind(user) is Kind.OPAQUE:

@@ -28,7 +28,8 @@ from vtc.index.map import IndexMap
 from vtc.kernels.epilogue import Body, Tensor
 from vtc.kernels.operators import ANCHORS
 from vtc.lowering.dvm import translate
-from vtc.lowering.dvm.nodes import Graph, Node
+from vtc.lowering.dvm.graph import Graph
+from vtc.lowering.dvm.nodes import Node
 from vtc.lowering.dvm.rules import RULES, Lowering, dtype_of, shape_of
 from vtc.lowering.schedule import Step
 from vtc.program.scalars import SCALARS

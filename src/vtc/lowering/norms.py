@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -37,7 +37,7 @@ def with_split_norms(
     if other is None:
         return plan, ()
     tuner = Tuner(cache, progress)
-    ours, theirs = differing(other, plan), differing(plan, other)
+    ours, theirs = differing(other.schedule(NOTHING).steps, plan.schedule(NOTHING).steps)
     try:
         tuner.prepare([*ours, *theirs])
         new, old = (sum(_microseconds(s, tuner) * n for s, n in d.items()) for d in (ours, theirs))
@@ -77,12 +77,15 @@ def _is_apart(sums: fx.Node, plan: Plan) -> bool:
     return any(regions[n].name not in plan.own for n in (sums, *behind))
 
 
-def differing(plan: Plan, other: Plan) -> dict[Step, int]:
-    """The steps of a plan that another does not have, and how many of each there are."""
-    steps = {signature(s): s for s in plan.schedule(NOTHING).steps}
-    own = Counter(signature(s) for s in plan.schedule(NOTHING).steps)
-    own.subtract(Counter(signature(s) for s in other.schedule(NOTHING).steps))
-    return {steps[key]: n for key, n in own.items() if n > 0}
+def differing(
+    ours: Sequence[Step], theirs: Sequence[Step]
+) -> tuple[dict[Step, int], dict[Step, int]]:
+    """The steps of each that the other does not have, and how many more of them there are."""
+    one, other = ({signature(s): s for s in steps} for steps in (ours, theirs))
+    counts = Counter(map(signature, ours))
+    counts.subtract(Counter(map(signature, theirs)))
+    more = {one[key]: n for key, n in counts.items() if n > 0}
+    return more, {other[key]: -n for key, n in counts.items() if n < 0}
 
 
 def _behind_a_matmul(rows: fx.Node) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from torch import fx
@@ -100,13 +100,20 @@ class ProfiledCost(Pricing):
         self.known: dict[str, float | None] = {}
         self.best, self.best_cost = NOTHING, static.cost(NOTHING)
 
-    def _price(self, strategy: Strategy) -> float:
-        if strategy == NOTHING:
-            return self.static.cost(NOTHING)
+    def floor(self, strategy: Strategy) -> float:
+        """What a strategy costs at least, legal or not: what it costs where it is not measured."""
         gain = self.static.cost(self.best) - self.static.cost(strategy)
         if gain < self.min_gain and strategy != self.best:
             # Not worth measuring: the model is generous to virtual tensors.
             return self.best_cost - min(gain, 0.0)
+        return -math.inf
+
+    def _price(self, strategy: Strategy) -> float:
+        if strategy == NOTHING:
+            return self.static.cost(NOTHING)
+        floor = self.floor(strategy)
+        if floor > -math.inf:
+            return floor
         cost = self.static.cost(NOTHING) + self._difference(strategy)
         if cost < self.best_cost:
             self.best, self.best_cost = strategy, cost
@@ -170,6 +177,13 @@ class ProfiledCost(Pricing):
             step = isolated(region, homes)
             self.steps[look] = step, signature(step)
         return self.steps[look]
+
+    def form(self, name: str) -> Hashable:
+        """What a region computes, whatever its name (see `vtc.virtual.alike`)."""
+        try:
+            return name in self.plan.engine.own, self.looking(self.regions[name], self.default)[1]
+        except Unschedulable:
+            return name
 
     def _around(self, region: Region) -> tuple[str, ...]:
         """The tensors whose homes decide what the region looks like: what it reads, through

@@ -11,6 +11,7 @@ Where nothing is stored into a base there is one stage, and the one step is the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ class _Scheduler:
         self.floor: dict[str, int] = {}
         self.known: dict[fx.Node, int] = {}
         self.results: dict[int, dict[fx.Node, None]] = {}
+        self.viewed: dict[fx.Node, frozenset[fx.Node]] = {}
+        self.kept: dict[int, bool] = {}
         self.updates = dict(self.program.updates)
         self.copies = {
             f"{self.program.inputs[number].name}{COPY_BACK}": (number, node)
@@ -165,7 +168,7 @@ class _Scheduler:
         last = max(
             [0, *self.stage.values(), *self.results, *map(self._store_stage, self.homes.stores)]
         )
-        last = max([last, *(self._update_stage(i, v) for i, v in self.updates.items())])
+        last = max([last, *self.update_stages.values()])
         steps: list[Step] = []
         for stage in range(last, -1, -1):
             generated = self._generated(stage, stage == last)
@@ -183,27 +186,42 @@ class _Scheduler:
         _require_runnable(made, self.updates)
         return made
 
+    # What follows is asked for each stage, once all stages are assigned.
+
+    @cached_property
+    def update_stages(self) -> dict[int, int]:
+        """The stage that copies each final value back."""
+        return {i: self._update_stage(i, v) for i, v in self.updates.items()}
+
+    @cached_property
+    def by_stage(self) -> dict[tuple[int, bool], list[Region]]:
+        """The regions by stage, those apart that are steps of their own."""
+        found: dict[tuple[int, bool], list[Region]] = {}
+        for region in self.grouping.regions:
+            key = self.stage[region], self.homes.library(region)
+            found.setdefault(key, []).append(region)
+        return found
+
+    @cached_property
+    def stores_by_stage(self) -> dict[int, list[Store]]:
+        found: dict[int, list[Store]] = {}
+        for store in self.homes.stores:
+            found.setdefault(self._store_stage(store), []).append(store)
+        return found
+
     def _regions(self, stage: int, library: bool) -> list[Region]:
-        return [
-            r
-            for r in self.grouping.regions
-            if self.stage[r] == stage and self.homes.library(r) == library
-        ]
+        return self.by_stage.get((stage, library), [])
 
     def _generated(self, stage: int, last: bool) -> Step | None:
         regions = self._regions(stage, False)
-        stores = [
-            s
-            for s in self.homes.stores
-            if self._store_stage(s) == stage and not self._by_library(s)
-        ]
+        stores = [s for s in self.stores_by_stage.get(stage, ()) if not self._by_library(s)]
         graph = StepGraph(self.homes, lambda n: self._outside(n, stage))
         for region in regions:
             graph.region(region)
         for store in stores:
             graph.store(store, self._place)
         for number, node in self.updates.items():
-            if self._update_stage(number, node) == stage and not self._kept(number, node):
+            if self.update_stages[number] == stage and not self._kept(number, node):
                 graph.update(number, node)
         results = [n for n in self.results.get(stage, {}) if not self._makes(n)]
         if not (regions or stores or results or graph.pending):
@@ -310,9 +328,7 @@ class _Scheduler:
             return False
         bases = self.homes.resolved(node).bases if self.homes.inplace(node) else ()
         return any(
-            v is node
-            and bases == (self.program.inputs[i].name,)
-            and self._update_stage(i, v) < stage
+            v is node and bases == (self.program.inputs[i].name,) and self.update_stages[i] < stage
             for i, v in self.updates.items()
         )
 
@@ -331,6 +347,11 @@ class _Scheduler:
 
     def _kept(self, number: int, node: fx.Node) -> bool:
         """Stores have left the final value in the input already."""
+        if number not in self.kept:
+            self.kept[number] = self._is_kept(number, node)
+        return self.kept[number]
+
+    def _is_kept(self, number: int, node: fx.Node) -> bool:
         resolved, source = self.homes.resolved(node), self.program.inputs[number]
         own = IndexMap.identity(tuple(value_of(source).shape))
         if resolved.bases != (source.name,) or resolved.map.simplify().pieces != own.pieces:
@@ -346,22 +367,28 @@ class _Scheduler:
         """The stage that copies a final value back: not before the last reader of the old one."""
         if self._kept(number, node):
             return 0
-        readers = [self.stage[r] for r in self.grouping.regions if self._reads_old(r, number)]
+        readers = [self.stage[r] for r in self.readers.get(self.program.inputs[number], ())]
         floor = self.floor.get(f"{self.program.inputs[number].name}{COPY_BACK}", 0)
         return max([floor, self.ready(node), *readers])
 
-    def _reads_old(self, region: Region, number: int) -> bool:
-        source = self.program.inputs[number]
-        return any(self._views(n, source) for n in region.reads)
+    @cached_property
+    def readers(self) -> dict[fx.Node, list[Region]]:
+        """Input -> the regions that read its old value, moved or not."""
+        found: dict[fx.Node, list[Region]] = {}
+        for region in self.grouping.regions:
+            for source in frozenset().union(*map(self._views, region.reads)):
+                found.setdefault(source, []).append(region)
+        return found
 
-    def _views(self, node: fx.Node, source: fx.Node) -> bool:
-        if node is source:
-            return True
-        return (
-            node in self.program.movements
-            and not self.homes.inplace(node)
-            and any(self._views(n, source) for n in self._moved(node))
-        )
+    def _views(self, node: fx.Node) -> frozenset[fx.Node]:
+        """The inputs whose old values a tensor is made of by movement alone."""
+        if node in self.inputs:
+            return frozenset((node,))
+        if node not in self.program.movements or self.homes.inplace(node):
+            return frozenset()
+        if node not in self.viewed:
+            self.viewed[node] = frozenset().union(*map(self._views, self._moved(node)))
+        return self.viewed[node]
 
     def _moved(self, node: fx.Node) -> list[fx.Node]:
         """The tensors that a movement operator reads: its indices, and the sources that its map has

@@ -30,8 +30,8 @@ def explain(
     sizes that it declares.
 
     The model's inputs are not updated. `search` overrides `options.search`. Raises what
-    `vtc.compile` raises for the engine and objective, and `CaptureError` for a model of which no
-    part can be captured.
+    `vtc.compile` raises, and `CaptureError` for a model of which no part can be captured, as one
+    whose `forward` is compiled already.
     """
     model, args, kwargs = imported_call(model, args, kwargs)
     options = Options.of(options)

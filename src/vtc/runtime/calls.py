@@ -14,7 +14,7 @@ import torch
 from vtc import errors
 from vtc.lowering.storage import extent_of
 from vtc.runtime.signature import TensorFacts
-from vtc.runtime.unchanged import watch
+from vtc.runtime.unchanged import Same, watch
 
 
 def sharing(inputs: Sequence[Any], updated: Sequence[int]) -> bool:
@@ -68,8 +68,8 @@ class OverlapGuard:
     """Sends calls whose arguments overlap to plain PyTorch; checked at every call.
 
     `updated` and `weights` number the inputs that the graph updates, and those that are parameters
-    or buffers: one that is the same object as in the call before keeps its storage, and is not
-    looked at again. `constants` are the inputs after the `passed` ones that a call brings.
+    or buffers: those that are what they were in the call before are not looked at again.
+    `constants` are the inputs after the `passed` ones that a call brings.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class OverlapGuard:
         self.constants, self.all_updated = tuple(constants), frozenset(updated)
         self.known: list[torch.Tensor] = []
         self.storages: frozenset[int] = self.own
+        self.written: Same[frozenset[int]] = Same()
 
     def __call__(self, *args: Any) -> Any:
         if self._shared(args) and overlapping([*args, *self.constants], self.all_updated):
@@ -99,12 +100,17 @@ class OverlapGuard:
 
     def _shared(self, args: Sequence[Any]) -> bool:
         weights = [args[i] for i in self.weights]
-        if len(self.known) != len(weights) or any(map(operator.is_not, weights, self.known)):
+        renewed = len(self.known) != len(weights) or any(map(operator.is_not, weights, self.known))
+        if renewed:
             self.known, self.storages = weights, self.own.union(map(_storage, weights))
-        written = {_storage(args[i]) for i in self.updated}
-        if len(written) < len(self.updated) or not written.isdisjoint(self.storages):
-            return True
-        written |= self.own_updated
+        updated = [args[i] for i in self.updated]
+        written = None if renewed else self.written(updated)
+        if written is None:
+            written = frozenset(map(_storage, updated))
+            if len(written) < len(updated) or not written.isdisjoint(self.storages):
+                return True
+            written |= self.own_updated
+            self.written.note(updated, written)
         return any(
             isinstance(args[i], torch.Tensor) and _storage(args[i]) in written for i in self.rest
         )

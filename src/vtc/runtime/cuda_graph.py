@@ -2,15 +2,19 @@
 
 Weights and updated inputs (caches, counters) are used where they are, so that a capture is keyed by
 their addresses: another cache object means another capture. All other tensor arguments are copied
-into static buffers before a replay. Outputs are copied out after it, so that one that is held stays
-valid over the next call; an output that is a view of an argument is one of the caller's tensor.
+into static buffers before a replay. Where several calls in a row bring the very same tensors, as
+from input buffers of the caller's, another capture reads these where they are, until a call brings
+others. Outputs are copied out after a replay, so that one that is held stays valid over the next
+call; an output that is a view of an argument is one of the caller's tensor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -28,6 +32,12 @@ logger = logging.getLogger(__name__)
 
 CAPTURES = 8
 """Captures kept per compiled graph; the one not used for longest goes first."""
+STEADY = 8
+"""Calls in a row that bring the same tensors, after which they are read where they are."""
+RESTLESS = 32
+"""Calls that bring others, after which that is no longer looked for."""
+ALIGNED = 16
+"""What the addresses of such tensors are multiples of, as those of buffers of ours are."""
 WARM_UPS = 2
 """Calls before a capture: the first ones compile kernels and allocate workspaces."""
 _TAKES_NUMBERS = (torch.ops.aten.masked_fill.Tensor, torch.ops.aten.fill.Tensor)
@@ -68,16 +78,9 @@ class CudaGraphs:
             return self.run(*args)
         key = tuple([args[i].data_ptr() for i in self.in_place])
         capture = self.captures.get(key)
-        if capture is None:
-            try:
-                capture = _Capture(self.run, args, self.in_place, self.updated)
-            except RuntimeError as error:
-                self.refused = True
-                reason = f"it cannot be captured ({str(error).splitlines()[0]})"
-                warnings.warn(
-                    errors.FallbackWarning("the graph", reason, "kernels launched one by one"),
-                    stacklevel=2,
-                )
+        if capture is None or capture.turns(args):
+            capture = self._captured(args, capture)
+            if capture is None:
                 return self.run(*args)
             self.captures[key] = capture
             if len(self.captures) > CAPTURES:
@@ -86,31 +89,82 @@ class CudaGraphs:
             self.captures.move_to_end(key)
         return capture.replay(args)
 
+    def _captured(self, args: Sequence[Any], before: _Capture | None) -> _Capture | None:
+        """A capture, in the place of the one `before` it; None where there can be none."""
+        try:
+            made = _Capture(self.run, args, self.in_place, self.updated, before)
+        except RuntimeError as error:
+            if before is not None and not before.steady:
+                logger.debug("arguments go on being copied", exc_info=True)
+                before.watched = None
+                return before
+            self.refused = True
+            reason = f"it cannot be captured ({str(error).splitlines()[0]})"
+            warnings.warn(
+                errors.FallbackWarning("the graph", reason, "kernels launched one by one"),
+                stacklevel=3,
+            )
+            return None
+        if before is not None:
+            torch.cuda.current_stream().synchronize()  # the one before may be running
+        return made
+
+
+class _Steady:
+    """Counts calls in a row that bring the same tensors, which it does not keep alive."""
+
+    def __init__(self) -> None:
+        self.references: tuple[weakref.ref[torch.Tensor], ...] = ()
+        self.count = self.changes = 0
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Are they worth to be read where they are?"""
+        held = [reference() for reference in self.references]
+        if len(held) != len(tensors) or any(map(operator.is_not, tensors, held)):
+            self.references = tuple(map(weakref.ref, tensors))
+            self.count, self.changes = 0, self.changes + 1
+            return False
+        self.count += 1
+        return self.count >= STEADY and all(t.data_ptr() % ALIGNED == 0 for t in tensors)
+
 
 class _Capture:
+    """One captured graph. It takes the place of the one `before` it, which is not replayed again:
+    it is captured in the same memory, with no call ahead as all kernels are compiled, and reads
+    arguments where they are if that one copies them."""
+
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream
+    outputs: Sequence[Any]
+    steady: list[tuple[int, torch.Tensor, int]]
+
     def __init__(
         self,
         run: Callable[..., Any],
         args: Sequence[Any],
         in_place: Sequence[int],
         updated: Sequence[int],
+        before: _Capture | None = None,
     ) -> None:
         kept = set(in_place)
-        self.copied = [
-            i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in kept
-        ]
+        others = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in kept]
+        steady = before is not None and not before.steady
+        self.steady = [(i, args[i], args[i].data_ptr()) for i in others] if steady else []
+        self.copied = [] if steady else others
+        self.watched = _Steady() if others and before is None else None
         self.arguments = list(args)
         for i in self.copied:
             self.arguments[i] = torch.empty_strided(
                 args[i].shape, args[i].stride(), dtype=args[i].dtype, device=args[i].device
             ).copy_(args[i])
-        self._capture(run, Held([args[i] for i in updated]))
+        held = Held([args[i] for i in updated] if before is None else ())
+        self._capture(run, held, before)
         storages = {args[i].untyped_storage()._cdata for i in in_place}
         self.views = [
             isinstance(o, torch.Tensor) and o.untyped_storage()._cdata in storages
             for o in self.outputs
         ]
-        buffers = {self.arguments[i].untyped_storage()._cdata: i for i in self.copied}
+        buffers = {self.arguments[i].untyped_storage()._cdata: i for i in others}
         self.sources = [
             buffers.get(o.untyped_storage()._cdata) if isinstance(o, torch.Tensor) else None
             for o in self.outputs
@@ -122,15 +176,28 @@ class _Capture:
         ]
         self.copies = Copies([self.outputs[k] for k in self.held])
 
-    def _capture(self, run: Callable[..., Any], held: Held) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(stream):
-            warm_up(run, self.arguments, held)
-        torch.cuda.current_stream().wait_stream(stream)
+    def _capture(self, run: Callable[..., Any], held: Held, before: _Capture | None) -> None:
+        self.stream = before.stream if before else torch.cuda.Stream()
+        if before is None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.no_grad(), torch.cuda.stream(self.stream):
+                warm_up(run, self.arguments, held)
+            torch.cuda.current_stream().wait_stream(self.stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph, stream=stream):
+        pool = before.graph.pool() if before else None
+        with torch.no_grad(), torch.cuda.graph(self.graph, pool=pool, stream=self.stream):
             self.outputs = run(*self.arguments)
+
+    def turns(self, args: Sequence[Any]) -> bool:
+        """Is another capture better from this call on?"""
+        if self.steady:
+            return any(args[i] is not own or own.data_ptr() != at for i, own, at in self.steady)
+        if self.watched is None:
+            return False
+        if self.watched.changes > RESTLESS:
+            self.watched = None
+            return False
+        return self.watched([args[i] for i in self.copied])
 
     def replay(self, args: Sequence[Any]) -> tuple[Any, ...]:
         for i in self.copied:

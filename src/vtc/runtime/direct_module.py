@@ -9,8 +9,9 @@ module looks at outside of guards (hooks, another `forward`) is watched beside i
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -51,13 +52,27 @@ def called_directly(compiled: Callable[..., Any]) -> Callable[..., Any]:
     stock = compiled.forward
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        result = stock(*args, **kwargs)
+        with _hooks_guarded():
+            result = stock(*args, **kwargs)
         codes.note()
         return result
 
     noted.__dict__.update(vars(stock))
     compiled.forward = direct(function, noted, codes, model)
     return compiled
+
+
+@contextlib.contextmanager
+def _hooks_guarded() -> Iterator[None]:
+    """Dynamo leaves out the guards that modules without hooks still have none: where they are
+    watched they cost nothing, and a hook that comes later is called as in eager PyTorch."""
+    config = torch._dynamo.config
+    before = config.skip_nnmodule_hook_guards
+    config.skip_nnmodule_hook_guards = False
+    try:
+        yield
+    finally:
+        config.skip_nnmodule_hook_guards = before
 
 
 def _innermost(callback: Any) -> Any:

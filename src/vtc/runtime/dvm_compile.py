@@ -33,7 +33,7 @@ from vtc.runtime.calls import sharing
 from vtc.runtime.direct import Codes, direct, suits
 from vtc.runtime.direct_module import called_directly
 from vtc.runtime.dvm import Machine, Program, native_machine
-from vtc.runtime.stock import Unsuitable, refuse_gradients
+from vtc.runtime.stock import Unsuitable, refuse_gradients, refuse_negated
 from vtc.runtime.tracing import quick_tracing
 from vtc.runtime.watch import guarded, watched, weight_names
 from vtc.virtual.record import (
@@ -86,11 +86,10 @@ def planned(
 ) -> tuple[Captured, Plan, tuple[float, float]]:
     """The graph as captured, and its plan; seconds of either.
 
-    Raises CaptureError, TooWide.
+    Raises CaptureError, TooWide, Unsuitable.
     """
     started = time.perf_counter()
-    if any(t.is_neg() or t.is_conj() for t in inputs if isinstance(t, torch.Tensor)):
-        raise errors.CaptureError("the graph", "an argument is a view that negates or conjugates")
+    refuse_negated(graph_module, inputs)
     captured = capture(graph_module, inputs, branches=True)
     if symbolic_config.backed_size_oblivious:
         exclude_empty(captured.inputs)

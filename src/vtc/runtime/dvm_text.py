@@ -21,6 +21,17 @@ NOWHERE = torch.empty(64, dtype=torch.uint8)
 # What Inductor's code allocates with, past the dispatcher; None in releases that lack it.
 ALLOCATE = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
 
+# PyTorch's own bindings take arguments faster than an operator's overload.
+BOUND = {
+    torch.ops.aten.linear.default: torch.nn.functional.linear,
+    torch.ops.aten.mm.default: torch.mm,
+    torch.ops.aten.bmm.default: torch.bmm,
+    torch.ops.aten.addmm.default: torch.addmm,
+    torch.ops.aten.scaled_dot_product_attention.default: (
+        torch.nn.functional.scaled_dot_product_attention
+    ),
+}
+
 
 def allocated(step: ModuleStep) -> list[int]:
     """The spaces that the module is the first to write."""
@@ -168,7 +179,7 @@ class Writer:
         self.lines.append(f"t{number} = empty_strided({shape}, {stride}, {rest})")
 
     def _eager(self, k: int, step: EagerStep) -> None:
-        self.names[f"call{k}"] = step.target
+        self.names[f"call{k}"] = BOUND.get(step.target, step.target)
         args = [self._argument(a) for a in step.args]
         args += [f"{name}={self._argument(a)}" for name, a in step.kwargs.items()]
         self.lines.append(f"r{k} = call{k}({', '.join(args)})")

@@ -31,7 +31,7 @@ from vtc.runtime.signature import (
     readable,
     source_name,
 )
-from vtc.runtime.unchanged import watch, watch_dicts
+from vtc.runtime.unchanged import Same, watch, watch_dicts
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -284,15 +284,27 @@ class _Graph:
                 facts = i, readable(name), TensorFacts.of(value)
                 (self.weights if own else self.others).append(facts)
         self.known: tuple[list[torch.Tensor], Callable[[], bool]] = [], lambda: False
+        self.same: Same[bool] = Same()
 
     def __call__(self, *inputs: Any) -> Any:
         if not self.traced:
             raise _Traced
-        for i, name, facts in self.others:
-            facts.check(name, inputs[i])
+        if self.others:
+            self._check_others(inputs)
         if self.weights:
             self._check_weights(inputs)
         return self.run(*inputs)
+
+    def _check_others(self, inputs: Sequence[Any]) -> None:
+        """Those that are what they were in the last call are not looked at."""
+        tensors = [inputs[i] for i, _, _ in self.others]
+        # The watch does not see whether PyTorch negates or conjugates a tensor as it is read.
+        if self.same(tensors) and not any(map(torch.Tensor.is_neg, tensors)):
+            return
+        for tensor, (_, name, facts) in zip(tensors, self.others, strict=True):
+            facts.check(name, tensor)
+        if not any(map(torch.is_complex, tensors)):
+            self.same.note(tensors, True)
 
     def _check_weights(self, inputs: Sequence[Any]) -> None:
         """A weight that is the same tensor as in the last call, as it was, is not looked at."""

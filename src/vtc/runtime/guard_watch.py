@@ -4,7 +4,8 @@ Most guards of a model look at its modules: at types, dictionaries, numbers and 
 of small objects that have left the caches when the next call comes. What they say can only have
 changed if one of these objects has. A `GuardWatch` looks at that in native code: at the version of
 each dictionary, at the type of each module and where its attributes are, and of each weight at its
-type, address, layout, dispatch keys and whether it requires gradients.
+type, address, layout, dispatch keys and whether it requires gradients. That a module has no hooks
+is told by PyTorch's count of all hooks that were ever registered.
 
 Guards are left to the watch only where each step from the module to what they look at is one of
 those, and the guard is a function of what is watched. All others (on arguments, globals, modes, or
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from vtc.errors import EngineUnavailableError
 from vtc.runtime.unchanged import watch_layouts
@@ -49,6 +51,10 @@ _TENSORS = (torch.Tensor, nn.Parameter)
 _MISSING = object()
 
 _WORD = 8
+_HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
 _TYPE_PLACE = object.__basicsize__ - _WORD  # of the type in an object
 _MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT
 _MANAGED_PLACE = -3 * _WORD  # of such a dictionary, before the object
@@ -83,10 +89,20 @@ class GuardWatch:
         dicts, words, keyed = (n.unchanged for n in self._natives)
         # In this order: the last two look at what the objects stand for.
         self._parts = dicts, words, keyed, layouts
+        self._hooks, self._registered = list(tree.hooks.values()), tree.registered
 
     def __call__(self) -> bool:
         dicts, words, keys, layouts = self._parts
-        return dicts() and words() and keys() and layouts()
+        registered = RemovableHandle.next_id == self._registered or self._unhooked()
+        return registered and dicts() and words() and keys() and layouts()
+
+    def _unhooked(self) -> bool:
+        """Have other modules, or tensors, got the hooks that were registered since?"""
+        registered = RemovableHandle.next_id
+        if any(self._hooks):
+            return False
+        self._registered = registered
+        return True
 
     def watches(self, value: Any) -> bool:
         """Is the value a dictionary, a module or a tensor whose changes are seen?"""
@@ -157,7 +173,8 @@ class _Tree:
 
     sources: how many managers have a source text. watched: the sources of managers that are left to
     the watch, with all below. dicts, modules, tensors: what is to be watched, by id. keys: texts of
-    the dispatch keys that a guard is kept for. seen: the sources of all that is watched.
+    the dispatch keys that a guard is kept for. seen: the sources of all that is watched. hooks:
+    empty dictionaries of hooks, by id. registered: how many hooks there had been at the beginning.
     """
 
     sources: Counter[str]
@@ -167,6 +184,8 @@ class _Tree:
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
+    hooks: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    registered: int = field(default_factory=lambda: RemovableHandle.next_id)
 
     def visit(self, manager: Any, value: Any) -> bool:
         """Notes what is watched at and below a manager; tells if that is all that it looks at."""
@@ -207,13 +226,19 @@ class _Tree:
         if _constant(value):
             return "constant"
         if type(value) in _DICTS:
-            self.dicts[id(value)] = value
+            if id(value) not in self.hooks:
+                self.dicts[id(value)] = value
             return "dict"
         if type(value) in _TENSORS:
             self.tensors[id(value)] = value
             return "tensor"
         if isinstance(value, nn.Module):
             self.modules[id(value)] = value
+            own = object.__getattribute__(value, "__dict__")
+            found = (own.get(name) for name in _HOOKS)
+            self.hooks |= {
+                id(hooks): hooks for hooks in found if type(hooks) in _DICTS and not hooks
+            }
             return "module"
         return None
 

@@ -38,7 +38,10 @@ def load(path: str | os.PathLike[str], *, check: bool = True) -> Loaded:
 
     Its weights are mapped from the file, not copied, and are no one else's. check: compare the
     checksum of the file's data, which reads all of them once. Raises ArtifactError for a file that
-    is damaged, that another version wrote, or that needs what this processor has not; OSError.
+    is none of `vtc.save`'s or is damaged, whose bytecode the validator refuses, that another
+    version wrote, or that was made for other vector instructions than this processor has; OSError.
+    A call raises SignatureError for arguments of another signature. docs/artifacts.md lists every
+    reason.
     """
     contents = artifact.read(Path(path), check)
     wanted = contents.description

@@ -38,7 +38,10 @@ def save(compiled: Any, path: str | os.PathLike[str]) -> None:
     """Write a model that `vtc.export(..., engine="dvm")` gave to a file, for `vtc.load`.
 
     The file holds the programs for the exported signature, and the weights with their packed
-    copies, all as they are now. Raises SaveError for what is no such model, OSError.
+    copies, all as they are now; it appears as a whole or not at all. Raises SaveError for what is
+    no such model, for one with operators that run as eager PyTorch, with sizes that depend on
+    values, or on another device than a CPU, and for arguments and results other than tensors,
+    numbers, texts, lists and dictionaries of these; OSError. docs/artifacts.md lists every reason.
     """
     if not isinstance(compiled, Exported):
         name = type(compiled).__name__

@@ -27,16 +27,26 @@ class Expected(Protocol):
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """Shape, strides in elements, dtype and device of a tensor."""
+    """Shape, strides in elements, dtype and device of a tensor, and whether its elements are the
+    negated or conjugated ones of its storage."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    negated: bool = False
+    conjugated: bool = False
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorFacts:
-        return TensorFacts(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+        return TensorFacts(
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.dtype,
+            tensor.device,
+            tensor.is_neg(),
+            tensor.is_conj(),
+        )
 
     def check(self, name: str, value: Any) -> None:
         if not isinstance(value, torch.Tensor):
@@ -49,6 +59,10 @@ class TensorFacts:
             raise errors.SignatureError(name, "device", self.device, value.device)
         if value.stride() != self.stride and self._laid_out_otherwise(value):
             raise errors.SignatureError(name, "strides", self.stride, value.stride())
+        if value.is_neg() != self.negated:
+            raise errors.SignatureError(name, "is_neg()", self.negated, value.is_neg())
+        if value.is_conj() != self.conjugated:
+            raise errors.SignatureError(name, "is_conj()", self.conjugated, value.is_conj())
 
     def _laid_out_otherwise(self, value: torch.Tensor) -> bool:
         """Do the strides differ where they matter?"""

@@ -13,7 +13,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._subclasses import FakeTensor
 
 from vtc import errors
-from vtc.graph.capture import capture
+from vtc.graph.capture import attribute_of, capture
 from vtc.graph.program import Program, value_of
 from vtc.lowering.guarded import or_eager
 from vtc.lowering.settings import Compiled
@@ -79,6 +79,16 @@ def refuse_subclasses(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> No
         if isinstance(value, torch.Tensor) and type(value) not in _PLAIN:
             what = f"a graph with an argument of {type(value).__name__}"
             _warn(what, "vtc compiles plain tensors", "eager PyTorch")
+            raise Unsuitable(graph_module.forward)
+
+
+def refuse_negated(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Raises Unsuitable for arguments and weights that PyTorch negates when they are read
+    (`Tensor.is_neg`): kernels read their storage as it is, and so do TorchInductor's."""
+    read = (attribute_of(graph_module, n) for n in graph_module.graph.find_nodes(op="get_attr"))
+    for value in (*inputs, *read):
+        if isinstance(value, torch.Tensor) and value.is_neg():
+            _warn("the graph", "it reads a tensor that is negated lazily", "eager PyTorch")
             raise Unsuitable(graph_module.forward)
 
 

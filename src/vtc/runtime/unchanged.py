@@ -15,12 +15,14 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from vtc.errors import EngineUnavailableError
 from vtc.vm import machine
+
+T = TypeVar("T")
 
 ADDRESS: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 VERSION: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
@@ -98,6 +100,45 @@ def watch_layouts(tensors: Sequence[torch.Tensor]) -> Callable[[], bool] | None:
         [False] * len(tensors),
     )
     return native.unchanged
+
+
+MISSES = 8
+"""Calls in a row that bring other tensors, after which nothing is noted any more."""
+
+
+class Same(Generic[T]):
+    """What was found about the tensors of a call, for the next one that brings the same tensors,
+    each where it was and laid out as it was. They are not kept alive."""
+
+    def __init__(self) -> None:
+        self.misses = 0
+        self.known: tuple[tuple[weakref.ref[torch.Tensor], ...], Callable[[], bool], T] | None
+        self.known = None
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> T | None:
+        """What was noted of these tensors; None if they are others, or not as they were."""
+        known = self.known
+        if known is None:
+            return None
+        references, unchanged, found = known
+        if len(references) != len(tensors):
+            return None
+        held = [reference() for reference in references]
+        # The watch looks at what the objects stand for, while they live.
+        if any(map(operator.is_not, tensors, held)) or not unchanged():
+            return None
+        self.misses = 0
+        return found
+
+    def note(self, tensors: Sequence[torch.Tensor], found: T) -> None:
+        """Look at these tensors in the next call."""
+        self.known, self.misses = None, self.misses + 1
+        if self.misses > MISSES:
+            return
+        references = tuple(map(weakref.ref, tensors))
+        unchanged = watch_layouts(tensors)
+        if unchanged is not None:
+            self.known = references, unchanged, found
 
 
 def _storage(tensor: torch.Tensor) -> int:

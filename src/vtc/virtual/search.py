@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from vtc.virtual.alike import Alike
 from vtc.virtual.cost import Cost
 from vtc.virtual.legality import Checker, checker
 from vtc.virtual.plan import Engine, PlanGraph, PlanMovement, operands, results
@@ -94,9 +95,9 @@ def greedy(
     each time is the node (or bundle of edges that only pay together: all of one movement operator,
     or a chain of views up to the producer) whose legal, non-conflicting edges save most, and the
     gains that the choice may have changed are found again. When no gain is left, two candidates are
-    tried at once (a concat read in parts pays only with the stores behind it), and each bundle in
-    exchange for the chosen edges that stand against it. The result costs at most what the empty
-    strategy does.
+    tried at once (a concat read in parts pays only with the stores behind it; of pairs that are
+    alike one, where the cost has a `form` of regions), and each bundle in exchange for the chosen
+    edges that stand against it. The result costs at most what the empty strategy does.
 
     From `start`, found with another cost, it goes on alone by what saves most.
     """
@@ -130,6 +131,7 @@ class _Greedy:
         self.base = start.base_cost if start else self.now
         self.free = free_edges(vtog, self.checker)
         self.around = _neighbourhoods(plan, vtog)
+        self.reach: dict[Candidate, frozenset[str]] = {}
         self.complete = start is None or start.complete
 
     def run(self) -> SearchResult:
@@ -233,15 +235,41 @@ class _Greedy:
             Candidate("node", edges[n].tensor, frozenset({n})) for n in renamed
         ]
         near = (p for p in itertools.combinations(candidates, 2) if self.concerned(*p))
-        for one, other in itertools.islice(near, MAX_PAIRS):
+        for one, other in itertools.islice(self.distinct(near), MAX_PAIRS):
             if self.late():
                 return
             new = (one.edges | other.edges) - self.chosen
             whole = len(self.agreeing((*sorted(self.chosen), *sorted(new))))
-            if not new or whole < len(self.chosen) + len(new):
+            if whole < len(self.chosen) + len(new) or not self.promising(self.chosen | new):
                 continue
             if self.now - self.price(self.chosen | new) > self.least():
                 self.choose(Candidate("bundle", f"{one.name} + {other.name}", new), new, NONE)
+
+    def promising(self, strategy: Strategy) -> bool:
+        """Could a strategy pay, were it legal? Asked where a cost can tell it in less time."""
+        floor = getattr(self.cost, "floor", None)
+        return floor is None or self.now - floor(strategy) > self.least()
+
+    def distinct(
+        self, pairs: Iterable[tuple[Candidate, Candidate]]
+    ) -> Iterator[tuple[Candidate, Candidate]]:
+        """The pairs that have something new, but for those like others that did not pay."""
+        form = getattr(self.cost, "form", None) if getattr(self.cost, "local", False) else None
+        alike: Alike | None = None
+        tried: set[Hashable] = set()
+        for one, other in pairs:
+            new = (one.edges | other.edges) - self.chosen
+            if not new:
+                continue
+            if form is not None:
+                if alike is None or alike.chosen != self.chosen:
+                    alike = Alike(self.plan, self.vtog, self.checker, self.chosen, form)
+                    tried.clear()
+                key = alike.key(new)
+                if key in tried:
+                    continue
+                tried.add(key)
+            yield one, other
 
     def exchange(self, candidates: list[Candidate]) -> None:
         """Try each candidate instead of the chosen edges that conflict with it, and drop edges."""
@@ -279,8 +307,11 @@ class _Greedy:
         """The gain of a candidate may have changed: a step or tensor is near both."""
         if not getattr(self.cost, "local", False):
             return True
-        mine = frozenset().union(*(self.around[n] for n in candidate.edges))
-        return any(mine & self.around[n] for n in chosen.edges)
+        mine = self.reach.get(candidate)
+        if mine is None:
+            mine = frozenset().union(*(self.around[n] for n in candidate.edges))
+            self.reach[candidate] = mine
+        return any(not mine.isdisjoint(self.around[n]) for n in chosen.edges)
 
     def nodes(self) -> Iterator[Candidate]:
         """All out-edges of one tensor. A store into a view that is physical only renames the

@@ -32,6 +32,9 @@ class Program:
         count: int,
         words: int,
     ) -> NDArray[np.uint64]: ...
+    def rows(
+        self, pointers: Sequence[int], arena: int, processors: int
+    ) -> list[tuple[bytes, int, int] | None]: ...
     def together(
         self,
         pointers: Sequence[int],

@@ -23,8 +23,8 @@ from typing import SupportsInt
 
 from vtc.program.dtypes import DType
 from vtc.program.module import Module, kernel_text
-from vtc.vm import isa
-from vtc.vm.isa import AccessWords
+from vtc.vm import decode, isa
+from vtc.vm.decode import AccessWords
 
 _AXES = {isa.FULL: "[r,c]", isa.ROW: "[r]", isa.COLUMN: "[c]", isa.SCALAR: ""}
 
@@ -72,10 +72,10 @@ class _Listing:
             op = isa.BY_NUMBER[isa.field(words[at], "op")]
             if op.name == "KERNEL":
                 yield from self.kernel(at)
-                at = isa.decode_kernel(words, at).end
+                at = decode.kernel(words, at).end
             else:
                 yield f"{at:5} {self.step(op.name, at)}"
-                at += isa.length_at(words, at)
+                at += decode.length_at(words, at)
 
     def buffer(self, number: int) -> str:
         return self.names[number] if number < len(self.names) else f"b{number}"
@@ -88,7 +88,7 @@ class _Listing:
         return name.lower()
 
     def kernel(self, at: int) -> Iterator[str]:
-        kernel = isa.decode_kernel(self.words, at)
+        kernel = decode.kernel(self.words, at)
         pairs = list(zip(kernel.sizes, kernel.spans, strict=True))
         sizes = [
             f"d{d}={size}" + ("" if span >= size else f"/{span}")
@@ -107,7 +107,7 @@ class _Listing:
             yield from (f"{'':5} ; {line}" for line in self.symbolic.get(kernel.number, []))
         yield f"{at:5} {', '.join(text)}"
         for part, start in (("prologue", kernel.prologue), ("body", kernel.body)):
-            code = list(isa.instructions(self.words, start))
+            code = list(decode.instructions(self.words, start))
             if part == "body" or len(code) > 1:
                 yield f"{'':5}   {part}"
                 yield from self.code(code)
@@ -128,7 +128,7 @@ class _Listing:
         if op.name == "ENDLOOP":
             return "end"
         if op.name == "STORE":
-            access, _ = isa.decode_access(self.words, at + 2)
+            access, _ = decode.access(self.words, at + 2)
             narrow = isa.TYPES[isa.field(word, "type2")]
             flags = self.words[at + 1]
             how = " (bound)" if flags & 1 else ""
@@ -159,31 +159,31 @@ class _Listing:
         return dtype
 
     def operands(self, at: int, word: int, op: isa.Op) -> str:
-        words, behind = self.words, self.words[at + 1 : at + isa.length_at(self.words, at)]
+        words, behind = self.words, self.words[at + 1 : at + decode.length_at(self.words, at)]
         registers = [f"r{isa.field(word, n)}" for n in "abc" if n in op.fields]
         match op.name:
             case "CONST":
                 dtype = isa.TYPES[isa.field(word, "type")]
-                return str(_float(behind[0]) if dtype.is_float else isa.signed(behind[0]))
+                return str(_float(behind[0]) if dtype.is_float else decode.signed(behind[0]))
             case "PARAM":
                 return str(behind[0])
             case "IOTA":
                 return f"d{behind[0]}"
             case "LOAD":
-                access, _ = isa.decode_access(words, at + 2)
+                access, _ = decode.access(words, at + 2)
                 wide = isa.TYPES[isa.field(word, "type2")]
                 other = f" else {registers[0]}" if behind[0] & 1 else ""
                 return _narrow(wide) + self.access(access) + other
             case "BIND":
-                access, _ = isa.decode_access(words, at + 1)
+                access, _ = decode.access(words, at + 1)
                 return self.access(access)
             case "CAST":
                 return f"{isa.TYPES[isa.field(word, 'type2')]} {registers[0]}"
             case "REDUCE" | "INIT" | "ACCUM" | "FINISH" | "SCAN" | "SPILL" | "MERGE":
                 return self.fold(op.name, word, behind)
             case "MATMUL":
-                left, after = isa.decode_access(words, at + 3)
-                right, _ = isa.decode_access(words, after)
+                left, after = decode.access(words, at + 3)
+                right, _ = decode.access(words, after)
                 width, depth = behind[1] & 0xFFFFFFFF, behind[1] >> 32
                 sides = " ".join(self.access(a) for a in (left, right))
                 panels = f" in panels of {width}" + (f" by {depth}" if depth > 1 else "")
@@ -214,17 +214,17 @@ class _Listing:
         text += [f"softcap={_float(softcap):g}"] if flags & 1 else []
         if flags & 2:
             text += [
-                f"causal s={'0' if dim == isa.NO_DIM else f'd{dim}'} shift={isa.signed(shift)}"
+                f"causal s={'0' if dim == isa.NO_DIM else f'd{dim}'} shift={decode.signed(shift)}"
             ]
         text += [f"window={window}"] if flags & 4 else []
         at += 9
         for name in ("query", "key", "value", "mask")[: 4 if flags & 8 else 3]:
-            access, at = isa.decode_access(self.words, at)
+            access, at = decode.access(self.words, at)
             text.append(f"\n{'':15}{name} {self.access(access)}")
         return " ".join(text)
 
     def convolution(self, at: int) -> str:
-        own = isa.decode_convolution(self.words, at)
+        own = decode.convolution(self.words, at)
         names = {}
         for number, digit in enumerate(own.digits):
             value = f"d{digit.dim}"

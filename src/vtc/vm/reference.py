@@ -17,8 +17,8 @@ import torch
 from vtc.program.dtypes import DType
 from vtc.program.evaluate import cast_to
 from vtc.program.scalars import REDUCTIONS, SCALARS
-from vtc.vm import isa
-from vtc.vm.isa import AccessWords
+from vtc.vm import decode, isa
+from vtc.vm.decode import AccessWords
 from vtc.vm.reference_tile import Loop, Program, Tile
 
 
@@ -77,7 +77,7 @@ class _Machine(Program):
             return at + 3 if taken else self.words[at + 2]
         if name != "KERNEL":
             raise ValueError(f"word {at}: {name} is no step")
-        kernel = isa.decode_kernel(self.words, at)
+        kernel = decode.kernel(self.words, at)
         _Kernel(self, kernel).run()
         return kernel.end
 
@@ -118,7 +118,7 @@ class _Kernel(Tile):
                     self.scalar(op.name, word)
                 else:
                     _INSTRUCTIONS[op.name](self, word)
-                at += isa.length_at(self.machine.words, at)
+                at += decode.length_at(self.machine.words, at)
 
     def loop(self, at: int, word: int) -> int:
         dim, step = isa.field(word, "dst"), self.word(0)
@@ -144,13 +144,13 @@ class _Kernel(Tile):
     # Memory.
 
     def load(self, word: int) -> None:
-        access, _ = isa.decode_access(self.machine.words, self.at + 2)
+        access, _ = decode.access(self.machine.words, self.at + 2)
         zero = torch.zeros(1, 1, dtype=self.type(word).torch_dtype)
         other = self.read(word, "a") if self.word(0) & 1 else zero
         self.write(word, self.gather(access, self.points(isa.field(word, "kind_dst")), other))
 
     def store(self, word: int) -> None:
-        access, _ = isa.decode_access(self.machine.words, self.at + 2)
+        access, _ = decode.access(self.machine.words, self.at + 2)
         kind = isa.field(word, "kind_dst")
         shape = self.shape(kind)
         index, mask = (t.expand(shape) for t in self.address(access, self.points(kind)))
@@ -297,8 +297,8 @@ class _Kernel(Tile):
 
     def matmul(self, word: int) -> None:
         depth = self.word(0)
-        left, at = isa.decode_access(self.machine.words, self.at + 3)
-        right, _ = isa.decode_access(self.machine.words, at)
+        left, at = decode.access(self.machine.words, self.at + 3)
+        right, _ = decode.access(self.machine.words, at)
         kind = isa.field(word, "kind_dst")
         points = [p.unsqueeze(-1) for p in self.points(kind)]
         points.append(torch.arange(depth).reshape(1, 1, -1))
@@ -323,7 +323,7 @@ class _Kernel(Tile):
         return replace(right, strides=(*right.strides, 1)), [*outer, k // depth, inside]
 
     def convolution(self, word: int) -> None:
-        own = isa.decode_convolution(self.machine.words, self.at)
+        own = decode.convolution(self.machine.words, self.at)
         kind = isa.field(word, "kind_dst")
         points = self.points(kind)
         digits = [points[d.dim] // d.divisor % d.size for d in own.digits]
@@ -379,9 +379,9 @@ class _Kernel(Tile):
 
     def attention(self, word: int) -> None:
         length, head, flags, softcap = self.word(0), self.word(1), self.word(3), self.number(4)
-        query, at = isa.decode_access(self.machine.words, self.at + 9)
-        key, at = isa.decode_access(self.machine.words, at)
-        value, at = isa.decode_access(self.machine.words, at)
+        query, at = decode.access(self.machine.words, self.at + 9)
+        key, at = decode.access(self.machine.words, at)
+        value, at = decode.access(self.machine.words, at)
         # Points are [row, column, key]; of queries and keys, columns are the positions in a head.
         rows = [p.unsqueeze(-1) for p in self.points(isa.ROW)]
         depth, keys = torch.arange(head).reshape(1, -1, 1), torch.arange(length).reshape(1, 1, -1)
@@ -393,7 +393,7 @@ class _Kernel(Tile):
         if flags & 1:
             scores = softcap * torch.tanh(scores / softcap)
         if flags & 8:
-            access, _ = isa.decode_access(self.machine.words, at)
+            access, _ = decode.access(self.machine.words, at)
             scores = scores + self.masked(access, [*rows, keys])
         if flags & 2:
             scores = scores.masked_fill(~self.seen(flags), float("-inf"))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from vtc.program.dtypes import DType
-from vtc.vm import isa
-from vtc.vm.isa import AccessWords, KernelWords
+from vtc.vm import decode, isa
+from vtc.vm.decode import AccessWords, KernelWords
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Tile:
 
     def word(self, number: int) -> int:
         """The word `number` behind the head, signed."""
-        return isa.signed(self.machine.words[self.at + 1 + number])
+        return decode.signed(self.machine.words[self.at + 1 + number])
 
     def number(self, at: int) -> float:
         """A word that holds a float."""

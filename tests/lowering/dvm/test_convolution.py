@@ -94,10 +94,10 @@ class Bottlenecks(nn.Module):
         return self.last(torch.cat(parts, 1))
 
 
-def test_shuffles_between_convolutions_move_nothing() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, 2, 1), Unit(16), Unit(16), Unit(16, 2), nn.Conv2d(16, 12, 1)
-    )
+@pytest.mark.parametrize("units", [2, 5])  # after five no two channels of a unit's half are left
+def test_shuffles_between_convolutions_move_nothing(units: int) -> None:
+    between = (Unit(16) for _ in range(units))
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), *between, Unit(16, 2), nn.Conv2d(16, 12, 1))
     compiled = check(model, *images(3, (2, 16, 12), (3, 9, 14)))
     assert all(plan.copies == 0 for plan in compiled.plans), compiled.text
 

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,13 +47,23 @@ class Machine:
 
 
 class Encoded:
-    """A program for the device."""
+    """A program for the device.
+
+    by_rows: kernels that are operations on rows run as those, as on the device; else by the
+    interpreter, as where it is replayed.
+    """
+
+    by_rows = True
 
     def __init__(self, program: _native.Program) -> None:
         self.program = program
         self.launches = program.launches
         self.used = program.used
         self.words = program.words()
+
+    def rows(self, pointers: Sequence[int], arena: int, processors: int) -> list[Any]:
+        """Of each kernel, what `launch_rows` takes, or None."""
+        return self.program.rows(pointers, arena, processors)
 
     def run(self, pointers: Sequence[int], params: Sequence[float] = (), grid: int = 3) -> None:
         """Runs every kernel in a launch of its own of at most `grid` blocks.
@@ -63,9 +74,13 @@ class Encoded:
         longest = max((words for words, *_ in self.launches), default=0)
         given = (pointers, params, arena.data_ptr(), fault.ctypes.data)
         slots = self.program.slots(*given, len(self.launches), longest)
+        rows = self.rows(pointers, arena.data_ptr(), 1) if self.by_rows else []
         for n, (words, tasks, shared_bytes) in enumerate(self.launches):
             slot = slots[n * longest :][:longest]
             count = words if words <= LAUNCH_WORDS else -1
+            if rows and rows[n] is not None:
+                launch_rows(*rows[n])
+                continue
             launch(slot, count, min(tasks, grid), shared_bytes)
         judge(fault)
 
@@ -102,6 +117,11 @@ def judge(fault: np.ndarray) -> None:
         raise KernelFailedError((word >> 32) - 1)
     if word:
         raise IndexError(f"fault {word:#x}")
+
+
+def launch_rows(rows: bytes, function: int, blocks: int) -> None:
+    """Runs a kernel of rows.h, a block after another."""
+    library().vtc_rows_on_host(ctypes.c_char_p(rows), function, min(blocks, 1 << 30))
 
 
 def launch(

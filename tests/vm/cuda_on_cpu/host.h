@@ -23,15 +23,17 @@ struct Dim {
 #define VTC_GROUPS 2
 #endif
 constexpr int kBlock = 512 / VTC_GROUPS;
+constexpr int kMostThreads = 512;  // kMostTeamThreads of rows.h
 
 // The block that runs, and which of its threads is at hand.
 struct Block {
-  ucontext_t scheduler, fiber[kBlock];
-  bool over[kBlock];
+  ucontext_t scheduler, fiber[kMostThreads];
+  bool over[kMostThreads];
+  int threads = kBlock;
   int current = 0;
   int arrived = 0, phase = 0;
-  int warp_arrived[kBlock / 32] = {}, warp_phase[kBlock / 32] = {};
-  uint32_t exchanged[kBlock];
+  int warp_arrived[kMostThreads / 32] = {}, warp_phase[kMostThreads / 32] = {};
+  uint32_t exchanged[kMostThreads];
   int any = 0;
   std::function<void()> work;
   unsigned char* shared = nullptr;
@@ -61,8 +63,8 @@ struct Block {
   }
   void start() {
     constexpr size_t kStack = 64 << 10;
-    stacks.reset(new char[kStack * kBlock]);
-    for (int n = 0; n < kBlock; ++n) {
+    stacks.reset(new char[kStack * threads]);
+    for (int n = 0; n < threads; ++n) {
       over[n] = false;
       getcontext(&fiber[n]);
       fiber[n].uc_stack.ss_sp = stacks.get() + n * kStack;
@@ -75,7 +77,7 @@ struct Block {
   bool step() {
     running() = this;
     int left = 0;
-    for (current = 0; current < kBlock; ++current) {
+    for (current = 0; current < threads; ++current) {
       if (over[current]) continue;
       swapcontext(&scheduler, &fiber[current]);
       left += !over[current];
@@ -94,7 +96,7 @@ inline Dim block_index, grid_size;
 
 inline void __syncthreads() {
   Block& b = *Block::running();
-  b.wait(b.arrived, b.phase, kBlock);
+  b.wait(b.arrived, b.phase, b.threads);
 }
 inline int __syncthreads_or(int x) {
   Block& b = *Block::running();
@@ -205,6 +207,10 @@ inline Vector load_vector(const void* p) {
   expect_aligned(p);
   return *static_cast<const Vector*>(p);
 }
+inline Vector load_vector_if(const void* p, bool there) {
+  return there ? load_vector(p) : Vector{0, 0, 0, 0};
+}
+inline void renew(uint32_t&) {}
 inline Vector load_cached_vector(const void* p) { return load_vector(p); }
 inline uint32_t shifted(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> shift);

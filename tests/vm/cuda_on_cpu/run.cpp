@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "../../../src/vtc/vm/cuda/launch.cuh"
+#include "../../../src/vtc/vm/cuda/rows.cuh"
 
 // Shared memory that ends at a page that nothing may touch.
 class Shared {
@@ -53,5 +54,33 @@ extern "C" void vtc_run_on_host(const uint64_t* words, int count, unsigned* plac
     going = false;
     for (block_index.x = 0; block_index.x < there; ++block_index.x)
       going |= blocks[block_index.x]->step();
+  }
+}
+
+// Runs a kernel that is an operation on rows, by the function that `launch_of` names, a block after another.
+extern "C" void vtc_rows_on_host(const vtc::Rows* rows, int function, unsigned grid) {
+  grid_size.x = grid;
+  for (block_index.x = 0; block_index.x < grid; ++block_index.x) {
+    Shared shared(vtc::kRowsSharedBytes);
+    std::memset(shared.data(), 0xa5, shared.size());
+    Block block;
+    block.shared = shared.data();
+    block.threads = rows->threads;
+    block.work = [&] {
+      float* kept = reinterpret_cast<float*>(vtc::shared_memory());
+      unsigned own = block_index.x;
+      switch (function) {
+        case 0: return vtc::map_rows(*rows, own);
+        case 1: return vtc::map_halves(*rows, own);
+        case 2: return vtc::norm_rows<false>(*rows, own, grid, kept);
+        case 3: return vtc::norm_rows<true>(*rows, own, grid, kept);
+        case 4: return vtc::softmax_rows<false>(*rows, own, grid, kept);
+        case 5: return vtc::softmax_rows<true>(*rows, own, grid, kept);
+        default: return vtc::rotary_rows(*rows, own);
+      }
+    };
+    block.start();
+    while (block.step()) {
+    }
   }
 }

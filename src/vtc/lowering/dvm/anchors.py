@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vtc.index import Affine, Fill, Size, affine, sizes, substitution
-from vtc.lowering.dvm.body import Body, Cut, Home, Indirect, Needs
+from vtc.lowering.dvm.body import Body
 from vtc.lowering.dvm.channels import Planned, channel_runs
 from vtc.lowering.dvm.domain import ZERO, Index, broadcast_index, coordinate_number, sliding
+from vtc.lowering.dvm.instructions import Cut, Indirect, Needs
+from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.nodes import AttentionSpec, ConvolutionSpec, Move, Node
 from vtc.program.tile import Access, Attention, Contraction, Convolution, Panel, Part, Window
 
@@ -128,9 +130,11 @@ def _convolution(body: Body, node: Node, index: Index, planned: Planned) -> int:
     assert each is not None
     channel = affine.coordinate(rank + len(windows))
     group = affine.floor_div(index[-1], each, body.bounds) if spec.groups != 1 else ZERO
-    at = (index[0], *places, affine.add(affine.scale(group, depth), channel))
     column = rank - 1
     depthwise = each == 1 and spec.groups != 1 and body.domain.sizes[column] != 1
+    # The only place of a dimension is 0, in which a run of the groups' channels has no second term.
+    place_in_group = ZERO if depthwise and depth == 1 else channel
+    at = (index[0], *places, affine.add(affine.scale(group, depth), place_in_group))
     extra = (*(w.extent for w in windows), depth)
     place = column if depthwise else rank + len(windows)
     runs = channel_runs(body, x, at, extra, place, planned)

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from vtc.index import Affine, Fill, Piece, Size, affine, sizes, substitution
 from vtc.index.affine import Atom, Div, Rem
-from vtc.lowering.dvm.body import Body, Home, Indirect, Needs, Split
+from vtc.lowering.dvm.body import Body
 from vtc.lowering.dvm.domain import Index
+from vtc.lowering.dvm.instructions import Indirect, Needs, Split
+from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.nodes import Move, Node
 from vtc.program.tile import Access, Panel
 

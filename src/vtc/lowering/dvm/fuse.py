@@ -1,115 +1,40 @@
 """Fusion by deduction: which nodes become kernels, in which order, and where results are stored.
 
-`Fusion.ensure(node)` brings a node into memory. Its kernel is written from the node downwards: what
-can be computed at the same points is computed there, and what cannot raises Needs and is brought
-into memory first. Nothing depends on a size's value, so that this is done once a capture.
-
-What a kernel computed and others will ask for again is stored too, if computing it again would cost
-more than loading it: that is how one kernel gets several outputs.
+`Fusion.ensure(node)` brings a node into memory: a value by a kernel (`writer.py`), movement by
+computing what it moves straight into its place, or copies, and what only PyTorch can compute by an
+eager call. Nothing depends on a size's value, so that this is done once a capture.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import fx
-from torch._prims_common import is_non_overlapping_and_dense_or_false
 
-from vtc.graph.rules import same
-from vtc.index import Fill, Piece, Size, affine, sizes, substitution
-from vtc.lowering.dvm.anchors import write_anchor
-from vtc.lowering.dvm.body import Body, Cut, Home, Needs, Split, alive
-from vtc.lowering.dvm.channels import Planned
-from vtc.lowering.dvm.domain import Domain, Index, choose, coordinates_of, pointwise
-from vtc.lowering.dvm.nodes import (
-    PHYSICAL,
-    Call,
-    Conditional,
-    Move,
-    Node,
-    Scatter,
-    Unsupported,
-    Weak,
-    reads,
-)
+from vtc.index import Fill, Piece, affine, sizes, substitution
+from vtc.lowering.dvm.domain import Domain, Index, choose, pointwise
+from vtc.lowering.dvm.instructions import Cut, Needs, Split
+from vtc.lowering.dvm.memory import Home, same_layout
+from vtc.lowering.dvm.nodes import Call, Conditional, Move, Node, Scatter, Unsupported, Weak
 from vtc.lowering.dvm.plan import EagerStep, ScalarRef, Space, TensorRef
-from vtc.lowering.dvm.storage import Order, Orders, channels_last
+from vtc.lowering.dvm.storage import channels_last
+from vtc.lowering.dvm.writer import KernelWriter
 from vtc.program.module import Branch
-from vtc.program.scalars import SCALARS
-from vtc.program.tile import ANCHORS, Panel, TileKernel
-
-# More cycles a vector than this, or more loads, and a value is stored rather than computed again.
-RECOMPUTED_COST = 40
-RECOMPUTED_LEAVES = 2
-# Longer chains of scalar operators are cut into kernels.
-DEEPEST = 120
-
-
-@dataclass(frozen=True)
-class View:
-    """A view of a node's tensor, with the offset from its first element."""
-
-    base: Node
-    shape: tuple[Size, ...]
-    stride: tuple[Size, ...]
-    offset: Size
 
 
 @dataclass
-class Fusion:
-    """Kernels for the nodes that are asked for.
+class Fusion(KernelWriter):
+    """Steps for the nodes that are asked for.
 
-    users: the live uses. kept: stored for the caller. roots: used beside `users`, as they are
-    returned, left in updated inputs, or passed to eager calls. fakes: eager PyTorch's
-    tensors, whose strides eager calls get. panels: for a product's right operand the node
-    that holds it packed. viewed: values that are returned as views. overwritten: spaces that
-    scatters write into. also: where the caller wants a value that kernels read in another order:
-    it is stored twice.
+    results: of eager calls and branches. calls: those that were made. inplace: scatters that write
+    into the updated input of that number. overwritten: spaces that scatters write into.
     """
 
-    users: dict[Node, list[Node]]
-    kept: set[Node]
-    results: dict[Call | Conditional, tuple[Node, ...]]
-    roots: frozenset[Node] = frozenset()
-    fakes: Mapping[Node, torch.Tensor] = field(default_factory=dict)
-    inplace: dict[Node, int] = field(default_factory=dict)
-    spaces: list[Space] = field(default_factory=list)
-    homes: dict[Node, Home] = field(default_factory=dict)
-    stored: set[Node] = field(default_factory=set)
-    steps: list[TileKernel | Branch | EagerStep] = field(default_factory=list)
+    results: dict[Call | Conditional, tuple[Node, ...]] = field(default_factory=dict)
     calls: set[Call] = field(default_factory=set)
-    panels: dict[Node, tuple[Node, Panel]] = field(default_factory=dict)
+    inplace: dict[Node, int] = field(default_factory=dict)
     overwritten: set[int] = field(default_factory=set)
-    also: dict[Node, Home] = field(default_factory=dict)
-    viewed: dict[Node, View] = field(default_factory=dict)
-    made: int = 0
-
-    def __post_init__(self) -> None:
-        self.orders = Orders(self._given)
-
-    def _given(self, node: Node) -> Order | None:
-        home = self.homes.get(node)
-        return None if home is None else channels_last(home.stride)
-
-    def space(self, space: Space) -> int:
-        self.spaces.append(space)
-        return len(self.spaces) - 1
-
-    def home(self, node: Node) -> Home:
-        """Where the node is or will be."""
-        found = self.homes.get(node)
-        if found is None:
-            stride = self.orders.strides(node)
-            number = self.space(Space("made", node.dtype, node.shape, stride))
-            found = self.homes[node] = Home(number, 0, stride)
-        return found
-
-    def in_memory(self, node: Node) -> Home | None:
-        return self.homes[node] if node in self.stored else None
 
     def ensure(self, node: Node) -> None:
         """Brings the node into memory, if it is not."""
@@ -126,149 +51,6 @@ class Fusion:
         else:
             self.compute(node, self.home(node))
         self.stored.add(node)
-
-    # Kernels.
-
-    def compute(self, root: Node, home: Home) -> None:
-        """The kernel that stores `root` at `home`, after those that it needs."""
-        if root.op in PHYSICAL:
-            self.ensure(root)  # no kernel's value: it is copied from where it is
-        while root not in self.stored or self.homes[root] != home:
-            again = root in self.stored
-            order = self.orders(root)
-            domain = (
-                pointwise(root.shape, order=order)
-                if again
-                else choose(root, self.stored.__contains__, order)
-            )
-            needed = self.try_kernel(domain, root, home)
-            if needed is None:
-                return
-            if needed is root or needed in self.stored:
-                raise Unsupported(f"{root.op} cannot be written as one kernel")
-            self.bring(needed, root)
-
-    def bring(self, node: Node, root: Node) -> None:
-        """Ensures a node that the kernel of `root` needs; a fold together with the folds over the
-        same dimensions that read it (softmax's sum reads its maximum), so that one kernel does
-        them."""
-        node = self.epilogue(node, root)
-        while node.op == "reduce":
-            outer = self.fold_over(node, root)
-            if outer is None:
-                break
-            node = outer
-        self.ensure(node)
-
-    def epilogue(self, anchor: Node, root: Node) -> Node:
-        """What an anchor that has to be stored is stored as: with the scalar operators behind it,
-        as long as all that use it go through them."""
-        found, pending = anchor, [anchor]
-        while anchor.op in ANCHORS:
-            if len(pending) == 1 and pending[0].op != "move":
-                (found,) = pending
-            pending.sort(key=lambda n: n.depth)
-            users = self.users.get(pending.pop(0), ())
-            fits = all(
-                u is not root
-                and u not in self.stored
-                and u not in self.kept
-                and _follows(u, anchor)
-                for u in users
-            )
-            if not users or not fits:
-                break
-            pending += [u for u in users if u not in pending]
-        return found
-
-    def fold_over(self, node: Node, root: Node) -> Node | None:
-        """A fold that reads `node` at the points that it folds, and that `root` needs too."""
-        pending, seen = [node], set[Node]()
-        while pending:
-            for user in self.users.get(pending.pop(), ()):
-                if user in seen or user in self.stored or user is root:
-                    continue
-                seen.add(user)
-                if user.op == "reduce":
-                    same_points = user.constant.dims == node.constant.dims and (
-                        user.operands[0].shape == node.operands[0].shape
-                    )
-                    if same_points and reads([root], user) and not reads([user], root):
-                        return user
-                elif user.op in SCALARS or user.op == "cast":
-                    pending.append(user)
-        return None
-
-    def try_kernel(self, domain: Domain, root: Node, home: Home) -> Node | None:
-        """Appends kernels that store the root's value, or tells what they need first."""
-        body: Body | None = None
-        while body is None:
-            try:
-                body = self.body(domain)
-                value = body.value(root, domain.root)
-                body.store(home, root.shape, domain.root, value)
-                if root in self.also and self.homes.get(root) == home:
-                    body.store(self.also[root], root.shape, domain.root, value)
-            except Split as split:
-                body, domain = None, domain.split(split.dim, split.factor)
-            except Needs as needs:
-                return needs.node
-            except Cut as cut:
-                return self.try_parts([domain.part(cut.dim, *p) for p in cut.parts], root, home)
-        done = {root} if self.homes.get(root) == home else set()
-        self.commit(body, done)
-        return None
-
-    def try_parts(self, domains: Sequence[Domain], root: Node, home: Home) -> Node | None:
-        """The same for a kernel that is written in parts."""
-        for domain in domains:
-            needed = self.try_kernel(domain, root, home)
-            if needed is not None:
-                return needed
-            self.stored.discard(root)
-        if self.homes.get(root) == home:
-            self.stored.add(root)
-        return None
-
-    def body(self, domain: Domain) -> Body:
-        planned = Planned(self.homes, self.orders.strides, self.panels)
-        return Body(domain, self.in_memory, functools.partial(write_anchor, planned=planned))
-
-    def commit(self, body: Body, done: set[Node]) -> None:
-        """Appends the body as a kernel, with stores of what is worth keeping beside."""
-        for node, (index, value) in list(body.inlined.items()):
-            if node not in done and self.worth_keeping(node, body) and _onto(body, node, index):
-                body.store(self.home(node), node.shape, index, value)
-                if node in self.also:
-                    body.store(self.also[node], node.shape, index, value)
-                done = done | {node}
-        domain, instrs = body.domain, alive(body.instrs)
-        name = f"k{self.made}_{_name(instrs)}"
-        self.made += 1
-        self.steps.append(TileKernel(name, domain.sizes, domain.reduced, instrs))
-        self.stored |= done
-
-    def worth_keeping(self, node: Node, body: Body) -> bool:
-        if node in self.stored or node.op in ("move", "const", "iota"):
-            return False
-        if node in self.kept:
-            return True
-        if node.cost <= RECOMPUTED_COST and node.leaves <= RECOMPUTED_LEAVES:
-            return False
-        return self.asked_later(node, body.seen)
-
-    def asked_later(self, node: Node, seen: set[Node]) -> bool:
-        """Does a node that is neither in memory nor in the kernel at hand use this one?"""
-        for user in self.users.get(node, ()):
-            # An arm of a branch computes what it gives in the branch.
-            if user in self.stored or user.op == "arm":
-                continue
-            if user.op == "move" and user not in self.kept:
-                if self.asked_later(user, seen):
-                    return True
-            elif user not in seen:
-                return True
-        return False
 
     # Movement that has to be done.
 
@@ -325,50 +107,6 @@ class Fusion:
         self.ensure(source)
         return True
 
-    def wants_channels_last(self, node: Node) -> bool:
-        """Is it computed channels last, and read by a convolution?"""
-        return self.orders(node) is not None and self.convolved(node)
-
-    def convolved(self, node: Node) -> bool:
-        """Does a convolution read the node, movement between them aside?"""
-        pending, seen = [node], {node}
-        while pending:
-            for user in self.users.get(pending.pop(), ()):
-                if user.op == "convolution":
-                    return True
-                if user.op == "move" and user not in seen:
-                    seen.add(user)
-                    pending.append(user)
-        return False
-
-    def reads_place(self, node: Node, space: int) -> bool:
-        """Would the kernel of `node` read an anchor's operand in that space?
-
-        An anchor's tiles are stored while others still read its operands.
-        """
-        pending, seen = [node], set[Node]()
-        while pending:
-            at = pending.pop()
-            if at in seen or at in self.stored:
-                continue
-            seen.add(at)
-            if at.op in ANCHORS and any(self.lies_in(o, space) for o in at.operands):
-                return True
-            if at.op in ("move", "cast", *SCALARS):
-                pending += at.operands
-        return False
-
-    def lies_in(self, node: Node, space: int) -> bool:
-        """Is the node, or what it is a view of, in that space?"""
-        while node.op == "move" and node not in self.homes and len(node.operands) == 1:
-            node = node.operands[0]
-        home = self.homes.get(node)
-        return home is not None and home.buffer == space
-
-    def only(self, node: Node) -> bool:
-        """Does just one node use this one, and no caller?"""
-        return len(self.users.get(node, ())) == 1 and node not in self.roots
-
     def copy_box(self, node: Node, piece: Piece, home: Home) -> None:
         """A kernel that copies one piece of a movement operator."""
         extent = piece.extent
@@ -397,6 +135,15 @@ class Fusion:
             else:
                 self.commit(body, set())
                 return None
+
+    def store_copy(self, node: Node, home: Home) -> None:
+        """The node's value at `home` beside its own home."""
+        if node.op == "move" and node not in self.stored:
+            copied = replace_root(node)
+            self.homes[copied] = home
+            self.ensure(copied)
+            return
+        self.compute(node, home)
 
     # Scatters.
 
@@ -516,25 +263,6 @@ class Fusion:
         self.store_copy(node, Home(space, 0, stride))
         return TensorRef(space)
 
-    def traced_home(self, node: Node) -> Home:
-        """The node's home: one with eager PyTorch's strides, if it has none yet."""
-        stride = self.traced_stride(node)
-        if node not in self.homes and stride is not None and self.dense(node):
-            space = self.space(Space("made", node.dtype, node.shape, stride))
-            self.homes[node] = Home(space, 0, stride)
-        return self.home(node)
-
-    def traced_stride(self, node: Node) -> tuple[Size, ...] | None:
-        fake = self.fakes.get(node)
-        return None if fake is None else tuple(map(sizes.as_size, fake.stride()))
-
-    def dense(self, node: Node) -> bool:
-        """Has eager PyTorch's tensor no gaps? It is asked for few nodes: it takes long to find."""
-        return is_non_overlapping_and_dense_or_false(self.fakes[node])
-
-    def stride_of(self, reference: TensorRef) -> tuple[Size, ...]:
-        return reference.view[1] if reference.view else self.spaces[reference.space].stride
-
     def view(self, node: Node) -> TensorRef | None:
         index: Index = tuple(affine.coordinate(d) for d in range(len(node.shape)))
         bounds = tuple((0, sizes.sub(s, 1)) for s in node.shape)
@@ -561,14 +289,6 @@ class Fusion:
         self.ensure(base)
         return self.reference(home.buffer, node.shape, stride, total.const)
 
-    def reference(
-        self, number: int, shape: tuple[Size, ...], stride: tuple[Size, ...], offset: Size
-    ) -> TensorRef:
-        space = self.spaces[number]
-        if offset == 0 and (space.shape, space.stride) == (shape, stride):
-            return TensorRef(number)
-        return TensorRef(number, (shape, stride, offset))
-
     def branch(self, own: Conditional) -> None:
         """Both arms as steps under a predicate that is read when the program gets there."""
         self.ensure(own.predicate)
@@ -589,51 +309,7 @@ class Fusion:
         self.steps.append(Branch(predicate, arms[0], arms[1]))  # type: ignore[arg-type]
         self.stored |= set(results)
 
-    def store_copy(self, node: Node, home: Home) -> None:
-        """The node's value at `home` beside its own home."""
-        if node.op == "move" and node not in self.stored:
-            copied = replace_root(node)
-            self.homes[copied] = home
-            self.ensure(copied)
-            return
-        self.compute(node, home)
-
-
-def same_layout(shape: Sequence[Size], one: Sequence[Size], two: Sequence[Size]) -> bool:
-    """Are strides the same but in dimensions of one element, or where there is none?"""
-    if any(size == 0 for size in shape):
-        return True
-    return all(s == 1 or same(a, b) for s, a, b in zip(shape, one, two, strict=True))
-
-
-def _follows(user: Node, anchor: Node) -> bool:
-    """Has the node one element for each of the anchor's, computed from it alone?"""
-    if not same(sizes.product(user.shape), sizes.product(anchor.shape)):
-        return False
-    if user.op == "move":
-        return user.constant.view and len(user.operands) == 1
-    return user.op in SCALARS or user.op == "cast"
-
 
 def replace_root(node: Node) -> Node:
     """The same expression as a node of its own, with a home of its own."""
     return replace(node)
-
-
-def _onto(body: Body, node: Node, index: Index) -> bool:
-    """Is each element of the node at exactly one point of the space (of its outer part, for a
-    reduced value)?"""
-    used = coordinates_of(index)
-    moving = {d for d, s in enumerate(body.domain.sizes) if s != 1}
-    if used not in (moving, moving - body.reduced) or any(affine.lookups(i) for i in index):
-        return False
-    if not all(isinstance(t, int) for form in index for t in form.terms):
-        return False
-    points = sizes.product(body.domain.sizes[d] for d in used)
-    return same(points, sizes.product(node.shape))
-
-
-def _name(instrs: Sequence[Any]) -> str:
-    names = [i.op if i.op not in ("reduce", "scan") else str(i.constant) for i in instrs]
-    plain = [n for n in names if n not in ("load", "store", "const", "iota", "cast")]
-    return "_".join(dict.fromkeys(plain[:4])) or "copy"

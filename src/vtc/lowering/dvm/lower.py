@@ -11,14 +11,15 @@ import torch
 from vtc import errors
 from vtc.graph.program import Program, value_of
 from vtc.index import sizes
-from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
+from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.modules import assemble
 from vtc.lowering.dvm.nodes import Node, Unsupported, contiguous, live_users, reads
 from vtc.lowering.dvm.outputs import give_homes, outputs_of, reference, returned_views
 from vtc.lowering.dvm.plan import Plan, Prepacked, Space
 from vtc.lowering.dvm.prepack import Packing, prepack
-from vtc.lowering.dvm.translate import Translation, translate
+from vtc.lowering.dvm.translate import translate
+from vtc.lowering.dvm.translation import Translation
 from vtc.program.tile import ANCHORS
 
 SymbolSource = tuple[str, int, tuple[str, int]]
@@ -48,7 +49,7 @@ def _lowered(
     roots = [*bases, *(value for _, value in updates)]
     roots += [t for call in own.calls for t in call.tensors()]
     users = live_users(roots)
-    fusion = Fusion(users, set(), own.graph.results, frozenset(roots), own.fakes)
+    fusion = Fusion(users, set(), frozenset(roots), own.fakes, results=own.graph.results)
     prepacked = _prepacked(program, own, fusion, {*bases, *roots}, packing)
     inputs = _inputs(program, own, fusion)
     fusion.inplace = _in_place(inputs, updates, fusion, bases)

@@ -16,12 +16,12 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from vtc.graph.program import InputView, Program, value_of
 from vtc.index import Size, sizes
-from vtc.lowering.dvm.body import Home
-from vtc.lowering.dvm.fuse import Fusion, View
+from vtc.lowering.dvm.fuse import Fusion
+from vtc.lowering.dvm.memory import Home, View
 from vtc.lowering.dvm.nodes import Node, Unsupported, Weak
 from vtc.lowering.dvm.plan import ScalarRef, Space, TensorRef
 from vtc.lowering.dvm.storage import channels_last
-from vtc.lowering.dvm.translate import Translation
+from vtc.lowering.dvm.translation import Translation
 from vtc.program.scalars import SCALARS
 
 

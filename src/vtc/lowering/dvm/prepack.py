@@ -15,16 +15,15 @@ from typing import Any
 
 from vtc.graph.program import Program, has_symbol, is_parameter, value_of
 from vtc.index import Affine, Fill, IndexMap, Piece, Size, axes, sizes
-from vtc.lowering.dvm.body import Home
 from vtc.lowering.dvm.fuse import Fusion
+from vtc.lowering.dvm.graph import Graph, constant_key
+from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.modules import assemble
 from vtc.lowering.dvm.nodes import (
     PHYSICAL,
-    Graph,
     Move,
     Node,
     Unsupported,
-    constant_key,
     contiguous,
     inputs_of,
     live_users,
@@ -201,7 +200,7 @@ class Prepacking:
 
 def _module(node: Node, leaves: Sequence[Node], strides: Sequence[Any]) -> ModuleStep | None:
     """The kernels that compute a node from its leaves; None if they are no one module."""
-    fusion = Fusion(live_users([node]), {node}, {})
+    fusion = Fusion(live_users([node]), {node})
     for number, (weight, stride) in enumerate(zip(leaves, strides, strict=True)):
         space = fusion.space(Space("input", weight.dtype, weight.shape, stride, number))
         fusion.homes[weight] = Home(space, 0, stride)

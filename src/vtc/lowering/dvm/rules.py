@@ -16,7 +16,8 @@ import sympy
 import torch
 
 from vtc.index import Size, sizes
-from vtc.lowering.dvm.nodes import Graph, Node, Shape, Unsupported, Weak
+from vtc.lowering.dvm.graph import Graph
+from vtc.lowering.dvm.nodes import Node, Shape, Unsupported, Weak
 from vtc.program.dtypes import DType
 from vtc.program.scalars import SCALARS
 

@@ -7,24 +7,19 @@ such a call too, and what follows uses the new size.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import fx
-from torch._subclasses.functional_tensor import dispatch_functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from vtc import errors
 from vtc.graph.movement import BoundMovement, is_movement_target, movement_of
 from vtc.graph.program import Program, value_of
-from vtc.index import Size, sizes
 from vtc.lowering.dvm import (
     rules_activation,
     rules_contract,
@@ -35,19 +30,15 @@ from vtc.lowering.dvm import (
     rules_pointwise,
     rules_pool,
 )
+from vtc.lowering.dvm.calls import called, in_library, new_symbols
+from vtc.lowering.dvm.decompose import decomposition
+from vtc.lowering.dvm.graph import Graph
 from vtc.lowering.dvm.hints import Hints, check_indices, check_squeeze
 from vtc.lowering.dvm.loops import Loop, submodule
-from vtc.lowering.dvm.nodes import (
-    Call,
-    Conditional,
-    Graph,
-    Node,
-    Scatter,
-    Unsupported,
-    Weak,
-)
+from vtc.lowering.dvm.nodes import Conditional, Node, Scatter, Unsupported, Weak
 from vtc.lowering.dvm.plan import CPU, SliceBounds
 from vtc.lowering.dvm.rules import RULES, Lowering, dtype_of, shape_of
+from vtc.lowering.dvm.translation import Translation, conformed, plain
 from vtc.program.dtypes import DType
 
 aten = torch.ops.aten
@@ -65,15 +56,6 @@ RULE_FILES = (
 
 # What the device's interpreter has no instructions for.
 _LACKS = frozenset({"matmul", "attention", "convolution", "scan"})
-# What libraries run best on a device, between programs.
-_LIBRARY = {
-    aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default,
-    aten.linear.default, aten.addmm.default, aten.baddbmm.default, aten.addbmm.default,
-    aten.addmv.default, aten.einsum.default, aten.scaled_dot_product_attention.default,
-    aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
-    aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding,
-}  # fmt: skip
-
 # Checks of Dynamo's, which hold by the guards of the captured graph.
 _CHECKS = {
     aten._assert_scalar.default,
@@ -95,38 +77,6 @@ _FLOATS: dict[Any, str] = {
 }  # fmt: skip
 
 
-@dataclass
-class Translation:
-    """What a program computes: `values` of its FX nodes, eager calls in order.
-
-    known: size symbols whose values are told by inputs or earlier calls. fakes: the fake tensor of
-    a node that an FX node gives. splits: calls that give sizes. bounds: those of slices that depend
-    on values of sizes. rounded: half precision is rounded after every operator, as eager PyTorch
-    does, not only where it is stored.
-    """
-
-    graph: Graph = field(default_factory=Graph)
-    values: dict[fx.Node, Any] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-    known: set[Any] = field(default_factory=set)
-    fakes: dict[Node, torch.Tensor] = field(default_factory=dict)
-    splits: set[Call] = field(default_factory=set)
-    bounds: list[SliceBounds] = field(default_factory=list)
-    rounded: bool = False
-    device: torch.device = CPU
-
-    def value(self, argument: Any) -> Any:
-        """An argument of a call: Nodes, Weaks, Sizes and constants."""
-        return fx.node.map_aggregate(argument, self._leaf)
-
-    def _leaf(self, argument: Any) -> Any:
-        if isinstance(argument, fx.Node):
-            return self.values[argument]
-        if isinstance(argument, torch.SymInt):
-            return sizes.as_size(argument)
-        return argument
-
-
 def translate(program: Program, rounded: bool = False) -> Translation:
     """The whole program. Raises CaptureError for what the engine has no way to run, and TooWide."""
     device = _device(program)
@@ -140,7 +90,7 @@ def translate(program: Program, rounded: bool = False) -> Translation:
             found = own.graph.node("input", shape_of(value), dtype, (), number)
             own.values[node], own.fakes[found] = found, value
         else:
-            own.values[node] = _plain(value)
+            own.values[node] = plain(value)
         own.known |= free_symbols(value) if _sized(value) else set()
     for node in program.nodes:
         found = own.values[node] = _translated(own, node, program.movements, calls=True)
@@ -175,10 +125,6 @@ def _input_dtype(value: torch.Tensor) -> DType:
         raise errors.CaptureError("an input", f"the DVM has no {value.dtype}") from error
 
 
-def _plain(value: Any) -> Any:
-    return sizes.as_size(value) if isinstance(value, torch.SymInt) else value
-
-
 def _translated(
     own: Translation, node: fx.Node, movements: Mapping[fx.Node, BoundMovement], calls: bool
 ) -> Any:
@@ -188,7 +134,7 @@ def _translated(
         return None
     check_squeeze(node)
     check_indices(node, own.graph.hints)
-    if node in movements and not _new_symbols(own, value):
+    if node in movements and not new_symbols(own, value):
         return _moved(own, movements[node])
     if target is aten.slice.Tensor and (found := _sliced(own, node)) is not None:
         return found
@@ -199,7 +145,7 @@ def _translated(
     if target in _ITEM:
         return _item(own, node, calls)
     if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
-        return _plain(value)
+        return plain(value)
     if isinstance(value, torch.SymFloat):
         return _float(own, node)
     if isinstance(value, torch.SymBool):
@@ -261,8 +207,8 @@ def _item(own: Translation, node: fx.Node, calls: bool) -> Any:
         return Weak(own.graph.cast(flat, DType.F64))
     if not calls:
         raise Unsupported("a number read in a decomposition")
-    _called(own, node, node.target, (tensor,), {})
-    return _plain(value)
+    called(own, node, node.target, (tensor,), {})
+    return plain(value)
 
 
 def _float(own: Translation, node: fx.Node) -> Weak | float:
@@ -279,13 +225,13 @@ def _operator(
 ) -> Any:
     value = value_of(node)
     try:
-        if _new_symbols(own, value):
+        if new_symbols(own, value):
             raise Unsupported("a size that depends on data")
         found = _by_rule(own, node, target, args, kwargs)
     except Unsupported:
         if not calls:
             raise
-        return _called(own, node, target, args, kwargs)
+        return called(own, node, target, args, kwargs)
     return _rounded(own, found) if own.rounded and calls else found
 
 
@@ -314,86 +260,21 @@ def _by_rule(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: An
             # A TypeError: an argument that the rule does not know of.
             pass
         else:
-            return _conformed(own, found, value)
-    if _in_library(own, target):
+            return conformed(own, found, value)
+    if in_library(own, target):
         # Tracing attention on a device asks for sizes, and guards on them.
         raise Unsupported(str(target))
     return _decomposed(own, node, target)
 
 
-def _in_library(own: Translation, target: Any) -> bool:
-    return own.device.type == "cuda" and target in _LIBRARY
-
-
-def _conformed(own: Translation, found: Any, value: Any) -> Any:
-    """The rule's nodes with the dtypes and shapes that PyTorch says."""
-    if isinstance(found, tuple):
-        return tuple(_conformed(own, f, v) for f, v in zip(found, value, strict=True))
-    if not isinstance(found, Node):
-        return found
-    shape = shape_of(value)
-    if found.shape != shape:
-        if len(found.shape) != len(shape) or any(
-            a == 1 and b != 1 for a, b in zip(found.shape, shape, strict=True)
-        ):
-            found = own.graph.broadcast(found, shape)
-        own.graph.hints.check_broadcast(found.shape, shape)
-    return own.graph.cast(found, dtype_of(value.dtype))
-
-
-@functools.cache
-def _table(target: Any) -> dict[Any, Callable[..., Any]]:
-    """PyTorch's decompositions: those into core operators, and the operator's own."""
-    own = torch._decomp.decomposition_table.get(target)
-    return _core_table() if own is None else {target: own, **_core_table()}
-
-
-@functools.cache
-def _core_table() -> dict[Any, Callable[..., Any]]:
-    """Those into core operators; making the table takes tens of milliseconds."""
-    return dict(torch._decomp.core_aten_decompositions())
-
-
 def _decomposed(own: Translation, node: fx.Node, target: Any) -> Any:
     """The operator as PyTorch decomposes it, by the rules of what that gives."""
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in (
-        target.tags
-    ):
+    if any(isinstance(own.values[a], Weak) for a in node.all_input_nodes):
         raise Unsupported(str(target))
     given = [
         a for a in node.all_input_nodes if isinstance(value_of(a), torch.Tensor | torch.SymInt)
     ]
-    values = [value_of(a) for a in given] + [value_of(node)]
-    modes = [v.fake_mode for v in values if hasattr(v, "fake_mode")]
-    if not modes or any(isinstance(own.values[a], Weak) for a in node.all_input_nodes):
-        raise Unsupported(str(target))
-
-    def run(*values: Any) -> Any:
-        env = dict(zip(given, values, strict=True))
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env.get(n, value_of(n)))
-        return target(*args, **kwargs)
-
-    def trace(function: Callable[..., Any]) -> fx.GraphModule:
-        return make_fx(
-            function,
-            decomposition_table=_table(target),
-            tracing_mode="real",
-            _allow_non_fake_inputs=True,
-        )(*(value_of(a) for a in given))
-
-    try:
-        with torch.no_grad(), modes[0]:
-            traced = trace(run)
-            if any(map(_mutates, traced.graph.nodes)):
-                traced = trace(dispatch_functionalize(run))
-    except Exception as error:  # whatever an operator's decomposition does not do
-        raise Unsupported(str(target)) from error
-    inner = [n for n in traced.graph.nodes if n.op == "call_function"]
-    if any(n.target is target for n in inner) or any(
-        n.op == "get_attr" for n in traced.graph.nodes
-    ):
-        raise Unsupported(str(target))
-    placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
+    placeholders, inner, result = decomposition(node, target, given)
     own.values |= {p: own.values[a] for p, a in zip(placeholders, given, strict=True)}
     try:
         movements = movements_in(inner)
@@ -401,13 +282,8 @@ def _decomposed(own: Translation, node: fx.Node, target: Any) -> Any:
         raise Unsupported(str(target)) from error
     for one in inner:
         own.values[one] = _translated(own, one, movements, calls=False)
-    (output,) = (n for n in traced.graph.nodes if n.op == "output")
-    found = own.value(output.args[0])
+    found = own.value(result)
     return tuple(found) if isinstance(found, list | tuple) else found
-
-
-def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def movements_in(nodes: Sequence[fx.Node]) -> dict[fx.Node, BoundMovement]:
@@ -419,58 +295,6 @@ def movements_in(nodes: Sequence[fx.Node]) -> dict[fx.Node, BoundMovement]:
             if movement is not None:
                 found[node] = movement
     return found
-
-
-def _new_symbols(own: Translation, value: Any) -> list[tuple[str, int | None, int]]:
-    """The size symbols that only the operator's result tells."""
-    found: list[tuple[str, int | None, int]] = []
-    several = isinstance(value, tuple | list)
-    for part, leaf in enumerate(value) if several else ((None, value),):
-        if isinstance(leaf, torch.Tensor):
-            places: Sequence[Any] = [(d, s) for d, s in enumerate(leaf.shape)]
-        elif isinstance(leaf, torch.SymInt):
-            places = [(-1, leaf)]
-        else:
-            continue
-        for d, size in places:
-            expression = sizes.as_size(size) if isinstance(size, torch.SymInt) else size
-            if isinstance(expression, sympy.Symbol) and expression not in own.known:
-                found.append((str(expression), part, d))
-    return found
-
-
-def _called(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
-    """The operator as an eager call."""
-    value = value_of(node)
-    symbols = _new_symbols(own, value)
-    own.known |= {sympy_symbol(value, part, d) for _, part, d in symbols}
-    call = Call(target, args, kwargs, value, str(target), tuple(symbols))
-    own.calls.append(call)
-    if symbols or _in_library(own, target):
-        own.splits.add(call)
-    several = isinstance(value, tuple | list)
-    parts: list[Any] = []
-    for part, leaf in enumerate(value) if several else ((None, value),):
-        if isinstance(leaf, torch.Tensor):
-            if DType.of(leaf.dtype) is None or leaf.device != own.device:
-                raise errors.CaptureError(
-                    str(target), f"the DVM has no {leaf.dtype} on {leaf.device}"
-                )
-            shape = shape_of(leaf)
-            parts.append(
-                own.graph.node(
-                    "external", shape, dtype_of(leaf.dtype), call.tensors(), (call, part)
-                )
-            )
-        else:
-            parts.append(_plain(leaf))
-    own.graph.results[call] = tuple(p for p in parts if isinstance(p, Node))
-    return tuple(parts) if several else parts[0]
-
-
-def sympy_symbol(value: Any, part: int | None, d: int) -> Size:
-    leaf = value if part is None else value[part]
-    return sizes.as_size(leaf if d < 0 else leaf.shape[d])
 
 
 def _conditional(own: Translation, node: fx.Node) -> Any:
@@ -485,7 +309,7 @@ def _conditional(own: Translation, node: fx.Node) -> Any:
     condition = own.graph.reshape(lowering.operand(condition, DType.BOOL), ())
     arms = [_arm(own, module, own.value(operands)) for module in (first, second)]
     pairs = list(zip(value_of(node), *arms, strict=True))
-    arms = [tuple(_conformed(own, p[k], p[0]) for p in pairs) for k in (1, 2)]
+    arms = [tuple(conformed(own, p[k], p[0]) for p in pairs) for k in (1, 2)]
     made = Conditional(condition, *arms)
     results = tuple(
         own.graph.node("arm", a.shape, a.dtype, (), (made, k)) for k, a in enumerate(arms[0])
@@ -499,7 +323,7 @@ def _loop(own: Translation, node: fx.Node, calls: bool) -> Any:
     if not calls:
         raise Unsupported("a loop in an arm of a branch")
     given = own.value((tuple(carried), tuple(others)))
-    return _called(own, node, Loop(submodule(condition), submodule(body)), given, {})
+    return called(own, node, Loop(submodule(condition), submodule(body)), given, {})
 
 
 def _arm(own: Translation, module: fx.Node, operands: Sequence[Any]) -> tuple[Any, ...]:

@@ -76,6 +76,9 @@ __device__ __forceinline__ float copied(float x) {
   return y;
 }
 
+// The compiler takes X for changed: what follows from it is computed anew, not kept in registers.
+__device__ __forceinline__ void renew(uint32_t& x) { asm volatile("" : "+r"(x)); }
+
 // 2 to the power of x.
 __device__ __forceinline__ float approximate_exp2(float x) {
   float y;
@@ -114,6 +117,20 @@ __device__ __forceinline__ Vector load_vector(const void* p) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(p)
                : "memory");
+  return v;
+}
+
+// The same, cached, or zeros.
+__device__ __forceinline__ Vector load_vector_if(const void* p, bool there) {
+  Vector v;
+  asm volatile(
+      "{.reg .pred there;\n"
+      "setp.ne.u32 there, %5, 0;\n"
+      "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@there ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(p), "r"(static_cast<uint32_t>(there))
+      : "memory");
   return v;
 }
 

@@ -221,6 +221,28 @@ uint64_t launch(const Program& program, vtc::DeviceInterpreter& interpreter,
   return 0;
 }
 
+// Of each kernel that is an operation on rows: the bytes of its Rows as a launch has them, the number of
+// its function, and of its blocks; else None.
+nb::list rows(const Program& program, const std::vector<uintptr_t>& pointers, uintptr_t arena,
+              int processors) {
+  std::vector<uintptr_t> at = addresses(program, pointers, arena);
+  nb::list found;
+  for (const vtc::DeviceKernel& kernel : program.launches) {
+    if (!kernel.direct()) {
+      found.append(nb::none());
+      continue;
+    }
+    vtc::RowsLaunch own = vtc::launch_of(kernel.rows, at, processors);
+    if (!own.blocks) {
+      found.append(nb::none());
+      continue;
+    }
+    found.append(nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(&own.rows), sizeof own.rows),
+                                own.function, own.blocks));
+  }
+  return found;
+}
+
 // (number of words, tasks, bytes of shared memory) of each kernel.
 nb::list launches(const Program& program) {
   nb::list found;
@@ -266,6 +288,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("launches", &launches)
       .def("slots", &slots, nb::arg("pointers"), nb::arg("params"), nb::arg("arena"),
            nb::arg("fault"), nb::arg("count"), nb::arg("words"))
+      .def("rows", &rows, nb::arg("pointers"), nb::arg("arena"), nb::arg("processors"))
       .def("together", &together, nb::arg("pointers"), nb::arg("params"), nb::arg("arena"),
            nb::arg("fault"), nb::arg("most"))
       .def("launch", &launch, nb::arg("interpreter"), nb::arg("pointers"), nb::arg("params"),

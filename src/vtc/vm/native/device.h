@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "device_rows.h"
 #include "words.h"
 
 namespace vtc {
@@ -26,6 +27,10 @@ struct DeviceKernel {
   int64_t arena_offset = 0;  // of its words, where they are too many to come with a launch
   int64_t decision = -1;
   bool waits = false;  // for what is before it
+  RowsKernel rows;     // if it is an operation on rows, in place of the words
+
+  // Has the device a kernel of its own for it?
+  bool direct() const { return rows.found && conditions.empty(); }
 
   // With what stands in front.
   size_t words() const;

@@ -81,6 +81,8 @@ DeviceInterpreter::DeviceInterpreter(const void* cubin, int processors, uintptr_
   driver.check(driver.load(&module_, cubin), "loading the interpreter");
   driver.check(driver.function(&function_, module_, kName), kName);
   driver.check(driver.set_attribute(function_, kSharedAttribute, kMostShared), kName);
+  for (int n = 0; n < kRowsFunctions; ++n)
+    driver.check(driver.function(&rows_functions_[n], module_, kRowsNames[n]), kRowsNames[n]);
 }
 
 DeviceInterpreter::~DeviceInterpreter() { Driver::get().unload(module_); }
@@ -95,6 +97,7 @@ void DeviceInterpreter::launch(std::span<const DeviceKernel> kernels,
 void DeviceInterpreter::launch_one(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
                                    std::span<const double> params, uintptr_t arena,
                                    uintptr_t stream) {
+  if (kernel.direct() && launch_rows(kernel, pointers, stream)) return;
   const Driver& driver = Driver::get();
   Launch launch;
   size_t n = kernel.words();
@@ -116,20 +119,36 @@ void DeviceInterpreter::launch_one(const DeviceKernel& kernel, std::span<const u
   run(&launch, std::min(kernel.tasks, resident(kernel.shared_bytes)), kernel.shared_bytes, stream);
 }
 
-// Kernels that all have few tasks go in one launch, if it has room for their words.
+// False where it has to be interpreted.
+bool DeviceInterpreter::launch_rows(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
+                                    uintptr_t stream) const {
+  RowsLaunch own = launch_of(kernel.rows, pointers, processors_);
+  if (!own.blocks) return false;
+  void* arguments[1] = {&own.rows};
+  const Driver& driver = Driver::get();
+  driver.check(driver.launch(rows_functions_[own.function], static_cast<unsigned>(own.blocks), 1, 1,
+                             static_cast<unsigned>(own.rows.threads), 1, 1, kRowsSharedBytes,
+                             reinterpret_cast<void*>(stream), arguments, nullptr),
+               "launching a kernel, or one before it");
+  return true;
+}
+
+// Kernels that all have few tasks go in one launch, if it has room for their words, unless the device
+// has kernels of its own for most of them.
 bool DeviceInterpreter::launch_together(std::span<const DeviceKernel> kernels,
                                         std::span<const uintptr_t> pointers,
                                         std::span<const double> params, uintptr_t arena,
                                         uintptr_t stream) {
   if (kernels.size() < 2) return false;
-  size_t words = 0;
+  size_t words = 0, direct = 0;
   int shared_bytes = 0;
   for (const DeviceKernel& kernel : kernels) {
+    direct += kernel.direct();
     words += kernel.words();
     shared_bytes = std::max(shared_bytes, kernel.shared_bytes);
   }
   int64_t most = resident(shared_bytes);
-  if (words > kLaunchWords) return false;
+  if (words > kLaunchWords || 2 * direct > kernels.size()) return false;
   for (const DeviceKernel& kernel : kernels)
     if (kernel.tasks > most) return false;
   Launch launch;

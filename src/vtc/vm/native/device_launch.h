@@ -2,6 +2,7 @@
 // itself is linked to no CUDA library.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
@@ -58,6 +59,8 @@ class DeviceInterpreter {
  private:
   void launch_one(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
                   std::span<const double> params, uintptr_t arena, uintptr_t stream);
+  bool launch_rows(const DeviceKernel& kernel, std::span<const uintptr_t> pointers,
+                   uintptr_t stream) const;
   bool launch_together(std::span<const DeviceKernel> kernels, std::span<const uintptr_t> pointers,
                        std::span<const double> params, uintptr_t arena, uintptr_t stream);
   uintptr_t place_of(uintptr_t stream);
@@ -68,6 +71,7 @@ class DeviceInterpreter {
 
   void* module_ = nullptr;
   void* function_ = nullptr;
+  std::array<void*, kRowsFunctions> rows_functions_{};
   int processors_;
   uintptr_t fault_;
   uintptr_t next_place_, places_end_;

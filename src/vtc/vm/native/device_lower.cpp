@@ -222,7 +222,9 @@ DeviceKernel lower(const ProgramView& program, const KernelView& kernel) {
   read.read(kernel);
   DeviceEmitter emitter(program, kernel, read, words);
   emitter.emit();
-  return Assembler(program, kernel, read, emitter, words).assemble();
+  DeviceKernel own = Assembler(program, kernel, read, emitter, words).assemble();
+  own.rows = find_rows(program, kernel, read);
+  return own;
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../cuda/layout.h"
+#include "../cuda/rows.h"
 #include "device.h"
 #include "table.h"
 #include "tiling.h"
@@ -68,7 +69,11 @@ void choose_device_tiles(const IrKernel& kernel, Shape& s, Tiling& t) {
     if (column_reduced && !row_reduced && t.columns == n)
       t.rows = std::clamp<int64_t>(divide_up(m * outer, kManyTasks), 1, t.rows);
   }
-  divide_tasks(kernel, s, t, kSharing);
+  Sharing sharing = kSharing;
+  // Rows that a block has as a whole (rows.h) are not shared by several.
+  if (t.column >= 0 && s.is_reduced(t.column) && s.size[t.column] <= kMostTeamThreads * kRowElements)
+    sharing.few_tasks = 0;
+  divide_tasks(kernel, s, t, sharing);
   if (t.rows * device_slots(t.columns, t.column >= 0 && s.is_reduced(t.column)) > kSlots)
     throw EncodeError("a tile of this kernel does not fit the device");
 }

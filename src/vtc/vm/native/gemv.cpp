@@ -27,25 +27,30 @@ void dot_block(float* c, int64_t ldc, const float* a, int64_t lda, const char* b
     }
   };
   // At the end of its columns a block fetches the beginning of the next ones.
-  int64_t turn = k - kAhead / size, next = J * step - k;
+  [[maybe_unused]] int64_t turn = k - kAhead / size, next = J * step - k;
   for (; p + kLanes <= k; p += kLanes) {
-    const char* ahead = b + (p < turn ? p : p + next) * size + kAhead;
+    // One row computes so little between its loads that the processor itself looks far enough ahead.
+    if constexpr (R > 1) {
+      const char* ahead = b + (p < turn ? p : p + next) * size + kAhead;
 #pragma GCC unroll 8
-    for (int j = 0; j < J; ++j) __builtin_prefetch(ahead + j * step * size);
+      for (int j = 0; j < J; ++j) __builtin_prefetch(ahead + j * step * size);
+    }
     add([&](int i) { return load<f32v>(a + i * lda + p); },
         [&](int j) { return load_floats<Type>(b + (j * step + p) * size); });
   }
   if (p < k)
     add([&](int i) { return load_tail<f32v>(a + i * lda + p, k - p); },
         [&](int j) { return load_floats_tail<Type>(b + (j * step + p) * size, k - p); });
-  for (int i = 0; i < R; ++i) store_lane_sums<J>(c + i * ldc, sum[i]);
+  constexpr int kSums = J > 4 ? 4 : J;
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < J; j += kSums) store_lane_sums<kSums>(c + i * ldc + j, sum[i] + j);
 }
 
 template <int Type, int R>
 void dot_rows(float* c, int64_t ldc, const float* a, int64_t lda, const Strided& b, int64_t n,
               int64_t k) {
   constexpr int size = Type == T_F32 ? 4 : 2;
-  constexpr int J = kLanes == 16 && R <= 4 ? 4 : 2;
+  constexpr int J = kLanes < 16 ? 2 : R == 1 ? 8 : R <= 4 ? 4 : 2;
   int64_t j = 0;
   for (; j + J <= n; j += J)
     dot_block<Type, R, J>(c + j, ldc, a, lda, b.base + j * b.column * size, b.column, k);

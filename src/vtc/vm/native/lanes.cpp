@@ -14,6 +14,7 @@ const Table& instance() {
     fill_pointwise(t);
     fill_chain(t);
     fill_convert(t);
+    fill_lines(t);
     fill_fold(t);
     fill_gemm(t);
     fill_gemv(t);

@@ -9,6 +9,7 @@ namespace vtc::VTC_ISA {
 void fill_pointwise(Table& t);
 void fill_chain(Table& t);
 void fill_convert(Table& t);
+void fill_lines(Table& t);
 void fill_fold(Table& t);
 void fill_gemm(Table& t);
 void fill_gemv(Table& t);

@@ -63,7 +63,13 @@ void execute(State& s, const Word* w) {
       case OP_PARAM: param(s, w); break;
       case OP_IOTA: iota(s, w); break;
       case OP_MOVE: move(s, w); break;
-      case OP_LOAD: load(s, w); break;
+      case OP_LOAD:
+        if (const Word* next = fold_loads(s, w)) {
+          w = next;
+          continue;
+        }
+        load(s, w);
+        break;
       case OP_STORE: store(s, w); break;
       case OP_BIND: bind(s, w); break;
       case OP_CAST: cast(s, w); break;

@@ -61,7 +61,7 @@ struct State {
   int64_t r, c;
   char* home[256];  // the registers' own memory
   char* reg[256];   // where they are now: a load may leave them in the buffer
-  Scratch registers, spare, left, right, panels, attention;
+  Scratch registers, spare, left, right, panels, attention, line;
   std::vector<Segment> segments, line_segments;
   // The operand that `panels` holds, so that tasks in a row pack it once.
   const char* packed_base;
@@ -135,6 +135,9 @@ bool stays_in_buffer(const State& s, const Word* w);
 // Instructions, each given its head word.
 void load(State& s, const Word* w);
 void store(State& s, const Word* w);
+// Runs loads and the operator that folds them as one; returns what comes next, null if there is no
+// such fold.
+const Word* fold_loads(State& s, const Word* w);
 void bind(State& s, const Word* w);
 void constant(State& s, const Word* w);
 void param(State& s, const Word* w);

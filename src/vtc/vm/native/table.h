@@ -60,6 +60,16 @@ using Chain = void (*)(const ChainStep* steps, int count, const float* a, int64_
 // n elements from s to d, which advance by the given steps (elements).
 using Copy = void (*)(void* d, int64_t dstep, const void* s, int64_t sstep, int64_t n);
 
+// A tile of f32 whose rows are `ld` elements apart.
+struct Line {
+  const float* base;
+  int64_t ld;
+};
+
+// d[i * ldd + j] = lines[0] op lines[1] op ..., from the left, for i < m, j < n.
+using FoldLines = void (*)(float* d, int64_t ldd, const Line* lines, int count, int64_t m,
+                           int64_t n);
+
 // Fold a dense [r, c] tile: into one accumulator a row, a column, the whole, or each element.
 using FoldTile = void (*)(void* acc, const void* a, int64_t r, int64_t c);
 
@@ -184,6 +194,7 @@ struct Table {
   void (*copy_rows)(void* d, int64_t dstep, const void* s, int64_t sstep, int64_t m, int64_t n);
   // d[i * dstep + j] = s[j * sstep + i] for i < m, j < n; elements of 4 bytes.
   void (*turn)(void* d, int64_t dstep, const void* s, int64_t sstep, int64_t m, int64_t n);
+  FoldLines add_lines, min_lines, max_lines;
   FoldTile fold[kFolds][kTypes][4];
   FoldTile merge[kFolds][kTypes];  // accumulators into accumulators, c of them
   ArgTile arg[2][kTypes][4];       // argmax, argmin

@@ -1,0 +1,86 @@
+"""Operators that run as eager PyTorch between the programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from vtc import errors
+from vtc.graph.program import value_of
+from vtc.index import Size, sizes
+from vtc.lowering.dvm.nodes import Call, Node
+from vtc.lowering.dvm.rules import dtype_of, shape_of
+from vtc.lowering.dvm.translation import Translation, plain
+from vtc.program.dtypes import DType
+
+aten = torch.ops.aten
+
+# What libraries run best on a device, between programs.
+LIBRARY = {
+    aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default,
+    aten.linear.default, aten.addmm.default, aten.baddbmm.default, aten.addbmm.default,
+    aten.addmv.default, aten.einsum.default, aten.scaled_dot_product_attention.default,
+    aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
+    aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding,
+}  # fmt: skip
+
+
+def called(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+    """The operator as an eager call."""
+    value = value_of(node)
+    symbols = new_symbols(own, value)
+    own.known |= {_sympy_symbol(value, part, d) for _, part, d in symbols}
+    call = Call(target, args, kwargs, value, str(target), tuple(symbols))
+    own.calls.append(call)
+    if symbols or in_library(own, target):
+        own.splits.add(call)
+    several = isinstance(value, tuple | list)
+    parts: list[Any] = []
+    for part, leaf in enumerate(value) if several else ((None, value),):
+        if isinstance(leaf, torch.Tensor):
+            if DType.of(leaf.dtype) is None or leaf.device != own.device:
+                raise errors.CaptureError(
+                    str(target), f"the DVM has no {leaf.dtype} on {leaf.device}"
+                )
+            shape = shape_of(leaf)
+            parts.append(
+                own.graph.node(
+                    "external", shape, dtype_of(leaf.dtype), call.tensors(), (call, part)
+                )
+            )
+        else:
+            parts.append(plain(leaf))
+    own.graph.results[call] = tuple(p for p in parts if isinstance(p, Node))
+    return tuple(parts) if several else parts[0]
+
+
+def in_library(own: Translation, target: Any) -> bool:
+    """Is the operator a library's on the device at hand?"""
+    return own.device.type == "cuda" and target in LIBRARY
+
+
+def new_symbols(own: Translation, value: Any) -> list[tuple[str, int | None, int]]:
+    """The size symbols that only the operator's result tells."""
+    found: list[tuple[str, int | None, int]] = []
+    several = isinstance(value, tuple | list)
+    for part, leaf in enumerate(value) if several else ((None, value),):
+        if isinstance(leaf, torch.Tensor):
+            places: Sequence[Any] = [(d, s) for d, s in enumerate(leaf.shape)]
+        elif isinstance(leaf, torch.SymInt):
+            places = [(-1, leaf)]
+        else:
+            continue
+        for d, size in places:
+            expression = sizes.as_size(size) if isinstance(size, torch.SymInt) else size
+            if isinstance(expression, sympy.Symbol) and expression not in own.known:
+                found.append((str(expression), part, d))
+    return found
+
+
+def _sympy_symbol(value: Any, part: int | None, d: int) -> Size:
+    leaf = value if part is None else value[part]
+    return sizes.as_size(leaf if d < 0 else leaf.shape[d])
