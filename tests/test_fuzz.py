@@ -45,13 +45,16 @@ def test_random_graphs_are_right(engine: str) -> None:
     "seed",
     [
         *(3317, 5725, 2279, 2322, 8212, 9249, 10020, 17802, 20142, 24024, 26430),
-        *(11673, 24480, 34383),
+        *(11673, 24480, 34383, 32729, 56621, 61079, 42009, 36676, 58745, 60937),
     ],
 )
 def test_seeds_that_went_wrong_are_right(seed: int) -> None:
     """Results in the strides of an arena, views of one value returned, steps that wait for each
     other, an index of no elements, a view in the same dtype, a map that cannot be decided, a view
-    of a rolled tensor, a scatter into an expanded one, rows that are repeated but are no heads."""
+    of a rolled tensor, a scatter into an expanded one, rows that are repeated but are no heads, an
+    argument that is scattered and then updated, an update of a view of an updated view, one that
+    another replaces, views of an upsampling, copysign on strides in two orders, operators that
+    choose the order of a result by an operand that lies elsewhere."""
     assert run_seeds(Task("plan", "cpu"), range(seed, seed + 1)).findings == []
 
 
@@ -88,6 +91,13 @@ def test_a_case_is_traced_with_the_sizes_that_its_seed_picks(seed: int, known: i
     notes = Counter[str]()
     run(Case(seed, arguments, (statement,), ("v0",), symbolic=True), "dvm", "cpu", notes)
     assert (notes["programs with symbols"], notes["worlds run with known sizes"]) == (1, known)
+
+
+def test_a_seed_of_which_no_case_is_drawn_is_a_finding() -> None:
+    with patch.object(Task, "case", side_effect=IndexError("tuple index out of range")):
+        outcome = run_seeds(Task("dvm", "cpu"), [3, 4])
+    assert [f.seed for f in outcome.findings] == [3, 4]
+    assert outcome.seeds == 2
 
 
 def test_later_seeds_have_symbolic_sizes_less_often() -> None:

@@ -42,6 +42,7 @@ EXPECTED = (
     "internal overlap",
     "refers to a single memory location",
     "through windows",
+    "as_strided() call",
     "DataDependentOutput",
     "Attempted to set the storage",
     "scan cannot be written",

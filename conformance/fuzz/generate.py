@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import compute
@@ -40,7 +41,9 @@ def generate(seed: int, *, symbolic: bool | None = None, statements: int | None 
         for _ in range(5 * wanted):
             if len(draw.statements) >= wanted:
                 break
-            rng.choices(makers, weights)[0][0](draw)
+            make = rng.choices(makers, weights)[0][0]
+            with contextlib.suppress(IndexError):  # a value whose rank is not that of all worlds
+                make(draw)
     except Dead:
         pass
     return draw.finish()

@@ -31,6 +31,7 @@ LATE = 5
 """Seconds after the end of the time that processes have for the case that they are at."""
 SECONDS = 150
 """The most time of its process that a case may take."""
+ENDED = "eager PyTorch ends the process"
 SYMBOLIC_SEEDS = 30_000
 """From this seed on the DVM takes only one in four of the cases with symbolic sizes that are drawn:
 tracing one takes as long as six of known sizes."""
@@ -264,9 +265,22 @@ def _one_by_one(task: Task, seeds: Sequence[int], until: float = math.inf) -> Ou
                     total.add(pool.submit(run_seeds, task, left[:1]).result())
                     left.pop(0)
             except BrokenProcessPool:
-                crash = Finding(left.pop(0), task.engine, "the process ended")
-                total.add(Outcome(seeds=1, findings=[crash]))
+                total.add(_ended(task, left.pop(0)))
     return total
+
+
+def _ended(task: Task, seed: int) -> Outcome:
+    """Of a seed that ends its process: no graph where eager PyTorch does, as the case is drawn."""
+    with ProcessPoolExecutor(1, mp_context=_processes()) as pool:
+        try:
+            pool.submit(_drawn, task, seed).result()
+        except BrokenProcessPool:
+            return Outcome(seeds=1, notes=Counter({NOT_RUN: 1, ENDED: 1}))
+    return Outcome(seeds=1, findings=[Finding(seed, task.engine, "the process ended")])
+
+
+def _drawn(task: Task, seed: int) -> None:
+    task.case(seed)
 
 
 def run_apart(task: Task, case: Case) -> str | None:

@@ -15,6 +15,12 @@ where no channel moves.
 
 So has a roll, which joins two parts. A `max_pool1d` is contiguous, and follows its input on fakes.
 
+An upsampling is laid out so on every device; traced, it follows its input.
+
+What is computed of two tensors element by element lies as the first of them whose strides tell,
+where PyTorch's fakes compute it in several steps, in whose order it lies then.
+A `logsigmoid` and an `im2col` on a CPU are contiguous.
+
 What is scattered into an expanded tensor is dense, as two of its elements may differ. The fakes of
 some releases keep the strides of the expanded tensor:
 
@@ -30,7 +36,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -44,16 +50,44 @@ _NAMES = (
     "group_norm", "native_group_norm", "reflection_pad2d", "reflection_pad3d",
     "replication_pad2d", "replication_pad3d", "native_channel_shuffle", "max_unpool2d",
 )  # fmt: skip
-_OPERATORS = frozenset(
-    getattr(packet, name)
-    for packet in (getattr(aten, name) for name in _NAMES if hasattr(aten, name))
-    for name in packet.overloads()
-    if "out" not in name
-)
+_UPSAMPLING = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d",
+    "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
+)  # fmt: skip
+_ELEMENTWISE = (
+    "copysign", "floor_divide", "heaviside", "xlogy", "special_xlog1py", "logaddexp", "logaddexp2",
+)  # fmt: skip
 
+
+def _overloads(names: Sequence[str]) -> frozenset[Any]:
+    return frozenset(
+        getattr(packet, name)
+        for packet in (getattr(aten, name) for name in names if hasattr(aten, name))
+        for name in packet.overloads()
+        if "out" not in name
+    )
+
+
+_OPERATORS = _overloads(_NAMES)
+_UPSAMPLINGS = _overloads(_UPSAMPLING)
+_CONTIGUOUS = {aten.max_pool1d.default, aten.log_sigmoid.default, aten.im2col.default}
+_PAIRS = _overloads(_ELEMENTWISE) | {aten.div.Tensor_mode}
 
 # Of the names that they have in Dynamo's graphs.
 _PARTS = ("batch_norm", "group_norm", "pad", "channel_shuffle", "max_unpool2d")
+_ORDERED = (
+    "logsigmoid",
+    "log_sigmoid",
+    "im2col",
+    "copysign",
+    "floor_divide",
+    "floordiv",
+    "div",
+    "heaviside",
+    "xlog",
+    "logaddexp",
+)
 _SCATTERS = frozenset(
     {
         aten.slice_scatter.default,
@@ -71,9 +105,14 @@ def laid_out(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
     """
     if func in _SCATTERS and repeats(result):
         return func(args[0].clone(), *args[1:], **kwargs)
-    if func in (aten.roll.default, aten.max_pool1d.default) and args[0].device.type == "cpu":
+    if (func is aten.roll.default or func in _CONTIGUOUS) and args[0].device.type == "cpu":
         kind = _rolled(*args) if func is aten.roll.default else torch.contiguous_format
         return result if _lies(result, kind) else result.contiguous(memory_format=kind)
+    if func in _UPSAMPLINGS:
+        kind = suggest_memory_format(args[0])
+        return result if _lies(result, kind) else result.contiguous(memory_format=kind)
+    if func in _PAIRS:
+        return _in_order_of(args, result)
     if func is aten.channel_shuffle.default and args[0].device.type == "cpu":
         return _shuffled(args[0], result)
     edges = func is aten.pad.default and len(args) > 2 and args[2] in ("reflect", "replicate")
@@ -92,6 +131,19 @@ def _shuffled(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     if _shares(x, result) and 0 not in x.shape:
         return result.clone(memory_format=kind)
     return result.contiguous(memory_format=kind)
+
+
+def _in_order_of(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """The result in the order of dimensions that ATen gives an operator on its operands, without
+    gaps (`TensorIterator::reorder_dimensions`, `allocate_or_resize_outputs`)."""
+    given = [a for a in args if isinstance(a, torch.Tensor) and a.dim()]
+    wide = [a.expand(result.shape) for a in given]
+    strides = compute_elementwise_output_strides(*wide) if wide else result.stride()
+    if tuple(strides) == tuple(result.stride()):
+        return result
+    order = sorted(range(result.dim()), key=lambda d: (-strides[d], d))
+    back = [order.index(d) for d in range(result.dim())]
+    return result.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
 
 
 def _shares(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -200,6 +252,8 @@ def misjudged(node: fx.Node) -> bool:
         return not isinstance(found, torch.Tensor) or repeats(found)
     if name == "roll":
         return not isinstance(found, torch.Tensor) or found.dim() > 2
+    if any(part in name for part in _ORDERED):
+        return True
     if not any(part in name for part in _PARTS):
         return False
     given = node.args[0] if node.args else node.kwargs.get("input")

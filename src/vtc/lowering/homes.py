@@ -100,9 +100,14 @@ class Homes:
         return self.inplace(node) and any(map(self._updates, node.users, repeat(node)))
 
     def _updates(self, user: fx.Node, node: fx.Node) -> bool:
-        """Is `user` a scatter in the arena that is done in the storage of `node`?"""
+        """Is `user` a scatter in the arena that is done in the storage of `node`, or a view of it
+        that such a scatter updates?"""
         bound = self.program.movements.get(user)
-        if bound is None or bound.movement.inplace is None or not self.inplace(user):
+        if bound is None:
+            return False
+        if bound.movement.view and bound.sources == (node,):
+            return any(map(self._updates, user.users, repeat(user)))
+        if bound.movement.inplace is None or not self.inplace(user):
             return False
         return bound.sources[bound.movement.inplace] is node and self.in_arena(user)
 

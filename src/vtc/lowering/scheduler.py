@@ -148,8 +148,17 @@ class _Scheduler:
         if node in self.grouping.region_of:
             return self.stage[self.grouping.region_of[node]]
         if node is not None and node in self.program.movements:
-            return self.ready(node) - int(self.homes.in_arena(node))
+            own = self.ready(node) - int(self.homes.in_arena(node))
+            return max([own, *map(self.ready, self._scatters(node))])
         return self.floor.get(name, 0)
+
+    def _scatters(self, node: fx.Node) -> list[fx.Node]:
+        """The scatter through a runtime index that `node` is stored by: where that is written out,
+        `node` is read."""
+        if node.name not in self.homes.scattered:
+            return []
+        edges = [e for e in self.homes.active[node.name] if e.direction == "store"]
+        return [self.homes.nodes[e.operator] for e in edges]
 
     # Steps.
 
@@ -427,8 +436,10 @@ def _require_runnable(made: Schedule, updated: Collection[int]) -> None:
                 raise Unschedulable(f"{step.name} would store into {target}")
             for n, other in enumerate(step.operands):
                 shared = (other.kind, other.source) == (target.kind, target.source)
-                if n != k and n not in step.stores and shared and _meet(other.view, target.view):
-                    raise Unschedulable(f"{step.name} would read {other} and store into {target}")
+                if n == k or not shared or not _meet(other.view, target.view):
+                    continue
+                does = "store into" if n in step.stores else "read"
+                raise Unschedulable(f"{step.name} would {does} {other} and store into {target}")
         for operand in step.operands:
             if operand.kind == "buffer" and operand.source not in buffers:
                 raise Unschedulable(f"{operand.source} has no storage that {step.name} can read")
