@@ -26,12 +26,18 @@ def table(path: Path) -> str:
     lines[0] += " on |" * processors
     lines.append("|---" * (len(systems) + 3 + processors) + "|")
     for case in cases:
-        frozen = ", frozen" if case["config"]["freeze"] else ""
-        cells = [f"{case['model']}{frozen}", str(case["batch"])]
+        cells = [_name(case), str(case["batch"])]
         cells += [_milliseconds(_row(case, s)) for s in systems]
         cells += [_ratio(case), *[_processor(case)] * processors]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _name(case: dict[str, Any]) -> str:
+    """With what departs from the default: all the layers of a language model, frozen weights."""
+    config = case["config"]
+    whole = config["layers"] is not None and config["layers"] > 4
+    return case["model"] + f", {config['layers']} layers" * whole + ", frozen" * config["freeze"]
 
 
 def _row(case: dict[str, Any], system: str) -> dict[str, Any] | None:
