@@ -196,6 +196,22 @@ def test_outcomes_come_in_the_order_of_the_seeds_from_several_processes() -> Non
     assert outcomes[0].notes == alone.notes
 
 
+def test_several_processes_ask_for_devices_in_a_way_that_lets_them_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process forked from one that counted devices otherwise could use none."""
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    work._processes()
+    assert torch.cuda._nvml_based_avail()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["plan", "dvm"])
+def test_several_processes_use_the_device(engine: str) -> None:
+    outcomes = list(run_all(Task(engine, "cuda", statements=2), range(9), jobs=2))
+    assert sum((o.notes for o in outcomes), Counter())["not run"] < 9
+
+
 def test_a_record_goes_on_and_tells_what_was_fixed(tmp_path: Path) -> None:
     path, task = tmp_path / "fuzz.json", Task("plan", "cpu", statements=2)
     record = Record(task, 5)

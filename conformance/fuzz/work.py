@@ -247,6 +247,9 @@ def _run_chunks(
 def _processes() -> BaseContext:
     """Processes are forked from one that has imported what they need."""
     context = get_context("forkserver")
+    # Importing PyTorch's compiler counts devices, after which a forked process can use none, unless
+    # the driver's management library does the counting.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     own = str(Path(__file__).parent)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if own not in paths:
