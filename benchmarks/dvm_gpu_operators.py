@@ -289,7 +289,7 @@ def _work(
 def _guarded(*args: Any) -> None:
     try:
         _work(*args)
-    except Exception:
+    except Exception:  # the process that waits for this one is told, whatever it is
         args[-1].send({"error": traceback.format_exc()})
         raise
 

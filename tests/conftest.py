@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # These replay CUDA graphs: there is nothing of them that could run on a CPU.
+    # These run kernels and CUDA graphs on a device: there is nothing of them that a CPU could run.
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

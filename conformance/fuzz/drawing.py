@@ -219,8 +219,9 @@ class Draw:
         for world in self.worlds:
             try:
                 exec(code, world)
+            # With one of these eager PyTorch refuses a statement: another one is drawn.
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
-                return False  # eager PyTorch refuses it: another statement is drawn
+                return False
         return True
 
     def _tame(self, value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 
 import compute
@@ -41,9 +40,7 @@ def generate(seed: int, *, symbolic: bool | None = None, statements: int | None 
         for _ in range(5 * wanted):
             if len(draw.statements) >= wanted:
                 break
-            make = rng.choices(makers, weights)[0][0]
-            with contextlib.suppress(IndexError):  # a value whose rank is not that of all worlds
-                make(draw)
+            rng.choices(makers, weights)[0][0](draw)
     except Dead:
         pass
     return draw.finish()

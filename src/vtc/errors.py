@@ -319,7 +319,8 @@ class OnnxFileError(VtcError, ValueError):
 
 
 class UnsupportedOnnxError(VtcError, NotImplementedError):
-    """An operator, or a use of one, that the ONNX front end does not import."""
+    """An operator, or a use of one, that the ONNX front end does not import; a NotImplementedError,
+    as PyTorch raises for operators that it lacks."""
 
     def __init__(self, operator: str, node: str, domain: str, opset: int, reason: str) -> None:
         """`node` is the node's name, or its first output where it has none."""

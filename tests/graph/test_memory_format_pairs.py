@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, fx
 
 from vtc.graph.capture import capture
+from vtc.graph.memory_format import misjudged
 from vtc.graph.program import value_of
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -45,3 +46,11 @@ def test_views_of_a_result_have_the_strides_of_eager_pytorch(
     program = capture(fx.symbolic_trace(f), [a, b])
     found = [value_of(node).stride() for node in program.outputs]
     assert found == [t.stride() for t in f(a, b)]
+
+
+@pytest.mark.parametrize(("rounding", "expected"), [(None, False), ("floor", True)])
+def test_a_division_is_run_once_more_only_where_it_rounds(
+    rounding: str | None, expected: bool
+) -> None:
+    traced = fx.symbolic_trace(lambda a, b: torch.div(a, b, rounding_mode=rounding) / b)
+    assert any(map(misjudged, traced.graph.nodes)) is expected

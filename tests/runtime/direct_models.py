@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import vtc
-from vtc.runtime import direct_module
+from vtc.runtime import direct_module, guard_watch
+
+# Of the tests that call these models.
+MARKS = [
+    pytest.mark.skipif(
+        not guard_watch.can_watch(), reason="this Python does not tell what is watched"
+    ),
+    pytest.mark.usefixtures("without_gradients"),
+]
 
 shift = 1.0
 

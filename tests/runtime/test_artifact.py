@@ -24,7 +24,7 @@ from vtc.vm import machine
 
 try:
     dvm.native_machine()
-except vtc.errors.EngineUnavailableError as error:
+except vtc.errors.EngineUnavailableError as error:  # a processor or build without the machine
     pytest.skip(str(error), allow_module_level=True)
 
 HELD = types.SimpleNamespace(x=torch.ones(4))

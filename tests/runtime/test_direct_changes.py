@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.direct_models import (
+    MARKS,
     Model,
     assert_same,
     compiled_codes,
@@ -19,14 +20,8 @@ from runtime.direct_models import (
     new_model,
     watched,
 )
-from vtc.runtime import guard_watch
 
-pytestmark = [
-    pytest.mark.skipif(
-        not guard_watch.can_watch(), reason="this Python does not tell what is watched"
-    ),
-    pytest.mark.usefixtures("without_gradients"),
-]
+pytestmark = MARKS
 
 
 def _set(path: str, value: Any) -> Callable[[Model], None]:

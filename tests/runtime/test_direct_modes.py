@@ -13,20 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import direct_models
 from runtime.direct_models import (
+    MARKS,
     Model,
     assert_same,
     compiled_codes,
     new_model,
     watched,
 )
-from vtc.runtime import guard_watch
 
-pytestmark = [
-    pytest.mark.skipif(
-        not guard_watch.can_watch(), reason="this Python does not tell what is watched"
-    ),
-    pytest.mark.usefixtures("without_gradients"),
-]
+pytestmark = MARKS
 
 
 class _Doubled(TorchFunctionMode):

@@ -14,21 +14,17 @@ from torch import Tensor, nn
 
 import vtc
 from runtime.direct_models import (
+    MARKS,
     assert_same,
     compiled_codes,
     count_calls,
     new_model,
     watched,
 )
-from vtc.runtime import direct_module, guard_watch
+from vtc.runtime import direct_module
 from vtc.runtime.direct_module import PATIENCE
 
-pytestmark = [
-    pytest.mark.skipif(
-        not guard_watch.can_watch(), reason="this Python does not tell what is watched"
-    ),
-    pytest.mark.usefixtures("without_gradients"),
-]
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize("options", [{}, {"engine": "auto"}, {"dynamic": False}], ids=str)

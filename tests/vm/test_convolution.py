@@ -77,6 +77,7 @@ def test_an_operand_that_is_too_short_is_not_encoded(case: Case, short: int) -> 
     buffers[short] = replace(buffers[short], extent=enough)
     encoded(replace(made, buffers=tuple(buffers)))
     buffers[short] = replace(buffers[short], extent=enough - 1)
+    # What the encoder raises for a program that it does not take.
     with pytest.raises(NotImplementedError, match="outside of its buffer"):
         encoded(replace(made, buffers=tuple(buffers)))
 

@@ -77,17 +77,9 @@ _PAIRS = _overloads(_ELEMENTWISE) | {aten.div.Tensor_mode}
 # Of the names that they have in Dynamo's graphs.
 _PARTS = ("batch_norm", "group_norm", "pad", "channel_shuffle", "max_unpool2d")
 _ORDERED = (
-    "logsigmoid",
-    "log_sigmoid",
-    "im2col",
-    "copysign",
-    "floor_divide",
-    "floordiv",
-    "div",
-    "heaviside",
-    "xlog",
-    "logaddexp",
-)
+    "logsigmoid", "log_sigmoid", "im2col", "copysign", "floor_divide", "floordiv", "heaviside",
+    "xlog", "logaddexp",
+)  # fmt: skip
 _SCATTERS = frozenset(
     {
         aten.slice_scatter.default,
@@ -253,6 +245,8 @@ def misjudged(node: fx.Node) -> bool:
     if name == "roll":
         return not isinstance(found, torch.Tensor) or found.dim() > 2
     if any(part in name for part in _ORDERED):
+        return True
+    if "div" in name and node.kwargs.get("rounding_mode") is not None:
         return True
     if not any(part in name for part in _PARTS):
         return False

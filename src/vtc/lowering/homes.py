@@ -224,7 +224,7 @@ class Homes:
             node = bound.sources[0]
         return False
 
-    def library(self, region: Region) -> bool:
+    def is_library(self, region: Region) -> bool:
         """A region that is a step of its own: one of our kernels, or a library's that stores
         straight into a view of a base."""
         if region.name in self.engine.own:

@@ -77,7 +77,7 @@ class _Scheduler:
         raise errors.PlanCheckError("(iv)", "the steps of the schedule wait for each other")
 
     def _region_stage(self, region: Region) -> int:
-        library = self.homes.library(region)
+        library = self.homes.is_library(region)
         ready = [self.ready(n, region, library) for n in region.reads if is_tensor(n)]
         return max([self.floor.get(region.name, 0), *ready])
 
@@ -92,7 +92,7 @@ class _Scheduler:
             region = self.grouping.region_of[node]
             if region is reader:
                 return self.stage[region]
-            if self.homes.library(region):
+            if self.homes.is_library(region):
                 return self.stage[region]
             return self.stage[region] + (library or self.homes.is_stored(node))
         later = int(library)
@@ -198,7 +198,7 @@ class _Scheduler:
         """The regions by stage, those apart that are steps of their own."""
         found: dict[tuple[int, bool], list[Region]] = {}
         for region in self.grouping.regions:
-            key = self.stage[region], self.homes.library(region)
+            key = self.stage[region], self.homes.is_library(region)
             found.setdefault(key, []).append(region)
         return found
 
@@ -240,7 +240,9 @@ class _Scheduler:
     def _by_library(self, store: Store) -> bool:
         node = store.node
         return (
-            store.virtual and node is not None and self.homes.library(self.grouping.region_of[node])
+            store.virtual
+            and node is not None
+            and self.homes.is_library(self.grouping.region_of[node])
         )
 
     def _makes(self, node: fx.Node) -> bool:

@@ -144,7 +144,7 @@ class Same(Generic[T]):
 def _storage(tensor: torch.Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # a tensor without one
+    except NotImplementedError:  # as PyTorch raises for a tensor without storage
         return 0
 
 

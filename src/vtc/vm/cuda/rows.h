@@ -22,7 +22,7 @@ namespace vtc {
 enum RowsKind : int { ROWS_MAP, ROWS_CHOOSE, ROWS_NORM, ROWS_SOFTMAX, ROWS_ROTARY };
 
 constexpr int kNoOperator = -1;
-constexpr int kRowElements = 16;      // that a thread holds of a row
+constexpr int kRowElements = 16;       // that a thread holds of a row
 constexpr int kMostRowThreads = 256;   // of a block where rows are in parts, or a warp has one
 constexpr int kMostTeamThreads = 512;  // of a block that has a row
 constexpr int kMostRowWarps = kMostTeamThreads / 32;
@@ -33,21 +33,21 @@ constexpr int kRowAxes = 4;
 struct RowOperand {
   uint64_t address;         // 0: there is none
   int64_t pitch[kRowAxes];  // bytes between rows along each axis
-  int32_t type;      // of memory
-  int32_t size;      // bytes of an element
+  int32_t type;             // of memory
+  int32_t size;             // bytes of an element
 };
 
 struct Rows {
   RowOperand x, y, scale, shift, out, sum;
   int32_t kind;
   int32_t rows, columns;
-  int32_t axes;            // of rows, the last ones of `sizes`
-  int32_t sizes[kRowAxes]; // whose product is `rows`, the last one fastest
-  int32_t threads;       // of a block
-  int32_t lanes;         // that have a row together, or a part of it
-  int32_t parts;         // of a row: blocks
-  int32_t aligned;       // groups of 8 elements are moved at once
-  int32_t centered;      // of ROWS_NORM
+  int32_t axes;             // of rows, the last ones of `sizes`
+  int32_t sizes[kRowAxes];  // whose product is `rows`, the last one fastest
+  int32_t threads;          // of a block
+  int32_t lanes;            // that have a row together, or a part of it
+  int32_t parts;            // of a row: blocks
+  int32_t aligned;          // groups of 8 elements are moved at once
+  int32_t centered;         // of ROWS_NORM
   int32_t first, second, third, last, compare;
   float number, count;
 };

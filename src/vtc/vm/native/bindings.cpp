@@ -260,6 +260,7 @@ NB_MODULE(_native, m) {
     try {
       std::rethrow_exception(p);
     } catch (const vtc::EncodeError& e) {
+      // A program that is beyond what this machine does, which callers run otherwise.
       PyErr_SetString(PyExc_NotImplementedError, e.what());
     } catch (const vtc::DeviceError& e) {
       PyErr_SetString(PyExc_RuntimeError, e.what());

@@ -79,8 +79,8 @@ class RowsMatcher {
     return !stores_.empty();
   }
 
-  // The instruction that computes a register as it is read at `at`, behind moves. Loops are over the columns: a pass
-  // reads what it has itself computed, or what is the same in all passes.
+  // The instruction that computes a register as it is read at `at`, behind moves. Loops are over the
+  // columns: a pass reads what it has itself computed, or what is the same in all passes.
   int producer(int at, int reg) const {
     if (reg < 0) return -1;
     for (int n = at - 1; n >= 0; --n)
