@@ -210,6 +210,39 @@ def test_what_is_scattered_into_an_expanded_tensor_is_dense(engine: str) -> None
     torch.testing.assert_close(found, scatter(*args))
 
 
+def _split_view(x: Tensor) -> Tensor:
+    return x.view(*x.shape[:2], 2, -1, *x.shape[3:])
+
+
+def _split_front(x: Tensor) -> Tensor:
+    return x.reshape(*x.shape[:1], 1, -1, *x.shape[2:])
+
+
+def _unflattened(x: Tensor) -> Tensor:
+    return x.unflatten(2, (1, -1))
+
+
+def _stacked(x: Tensor) -> Tensor:
+    return torch.stack([x, x], 2)
+
+
+@pytest.mark.parametrize("function", [_split_view, _split_front, _unflattened, _stacked])
+@torch.no_grad()
+def test_what_joins_views_of_one_image_has_the_strides_of_eager_pytorch(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    """Whether they are channels-last is asked of dimensions of one element, too."""
+    shapes = [(1, 5, 8), (1, 5, 8, 3), (3, 1, 4, 5), (1, 6, 2, 1)]
+    inputs = [x for shape in shapes for x in _layouts(shape)]
+
+    def all_of(*args: Tensor) -> list[Tensor]:
+        return [torch.cat([function(x)] * 2, 1).exp() for x in args]
+
+    found = _captured(all_of, tuple(inputs))
+    for x, theirs, ours in zip(inputs, all_of(*inputs), found, strict=True):
+        assert _strides(ours) == _strides(theirs), (x.shape, x.stride())
+
+
 @torch.no_grad()
 def test_places_in_a_pooled_tensor_are_those_of_eager_pytorch() -> None:
     def places(x: Tensor) -> Tensor:
