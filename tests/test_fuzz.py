@@ -317,6 +317,17 @@ def test_an_index_that_is_one_number_of_a_tensor_has_shapes_too() -> None:
     assert Judge(case)._traced == [[1]]
 
 
+def test_rounding_is_judged_where_a_number_that_is_read_picks_what_is_returned() -> None:
+    arguments = Argument("a0", ("torch.rand(4, 8)",)), Argument("a1", ("torch.tensor(-2)",))
+    lines = ("v0 = a0.bfloat16()[a1]", "v0"), ("v1 = v0.float().exp()", "v1")
+    statements = tuple(Statement(text, "unary", (name,)) for text, name in lines)
+    judge = Judge(Case(0, arguments, statements, ("v1",)))
+    args = judge.case.args()
+    got = Run([judge.case.function(*args)[0] * (1 + 5e-3)], args)
+    assert judge.fault(got, fused=True) is None
+    assert judge.fault(got) is not None
+
+
 def test_a_wrong_shape_of_pytorchs_own_is_told_apart() -> None:
     argument = Argument("a0", ("torch.randn(3, 1)",))
     judge = Judge(
