@@ -382,3 +382,28 @@ def test_products_of_bfloat16_may_take_denormal_numbers_for_zeros() -> None:
     assert judge.fault(Run([nan], args), fused=True) is None
     assert judge.fault(Run([nan], args)) is not None
     assert judge.fault(Run([other], args), fused=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("argument", "lines", "allowed", "wrong"),
+    [
+        ("torch.full((3,), 0.3)", ["a0.expand(4, -1)", "v0.std(0, correction=0)"], 6e-8, 1e-4),
+        ("torch.full((3,), 1.3).half()", ["a0 * 1", "v0 - a0"], 5e-4, 0.1),
+        ("torch.zeros(3)", ["a0.sigmoid()", "F.threshold(v0, 0.5, 0.25)"], 0.25, 3.0),
+    ],
+)
+def test_rounding_shows_where_it_is_all_that_is_left(
+    argument: str, lines: list[str], allowed: float, wrong: float
+) -> None:
+    """The deviation of equal elements, a difference of equal values, either side of a step."""
+    made = [f"v{k}" for k in range(len(lines))]
+    statements = [
+        Statement(f"{name} = {line}", "reduce", (name,))
+        for name, line in zip(made, lines, strict=True)
+    ]
+    case = Case(0, (Argument("a0", (argument,)),), tuple(statements), (made[-1],))
+    judge, args = Judge(case), case.args()
+    (want,) = case.function(*args)
+    assert judge.fault(Run([want + allowed], args), fused=True) is None
+    assert judge.fault(Run([want + allowed], args)) is not None
+    assert judge.fault(Run([want + wrong], args), fused=True) is not None
