@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 import vtc
 from vtc.graph import capture as capturing
@@ -286,3 +287,19 @@ def test_a_channel_shuffle_is_a_new_tensor_of_its_inputs_format(groups: int) -> 
             (ours,) = vtc.compile(shuffle, engine="dvm")(x)
             assert ours.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
             torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_a_channel_shuffle_of_single_channels_is_a_new_tensor_beside_an_update() -> None:
+    """As functionalization sees it, too: in its tensors all storages are apart."""
+
+    def shuffle(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y.mul_(2)
+        return F.channel_shuffle(x, 3), x[:, :2]
+
+    FakeTensorMode.cache_clear()  # what is found there is a new tensor
+    traced = torch.fx.symbolic_trace(shuffle)
+    program = capturing.capture(traced, (torch.randn(4, 3, 8, 3), torch.randn(4)))
+    (end,) = program.graph_module.graph.find_nodes(op="output")
+    shuffled, part = (n.meta["val"].untyped_storage()._cdata for n in end.args[0])
+    assert shuffled != part

@@ -48,6 +48,7 @@ from torch._prims_common import (
     make_contiguous_strides_for,
     suggest_memory_format,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -189,7 +190,15 @@ def _in_order_of(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
 
 
 def _shares(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return bool(one.untyped_storage()._cdata == two.untyped_storage()._cdata)
+    storages = [_value(t).untyped_storage()._cdata for t in (one, two)]
+    return bool(storages[0] == storages[1])
+
+
+def _value(tensor: torch.Tensor) -> torch.Tensor:
+    """What functionalization wraps: each of its own tensors has a storage of its own."""
+    if not isinstance(tensor, FunctionalTensor):
+        return tensor
+    return torch._from_functional_tensor(tensor.elem)
 
 
 def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
