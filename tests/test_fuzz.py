@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 sys.path.append(str(Path(__file__).parents[1] / "conformance" / "fuzz"))
 
+import movement
 import work
 from cases import Argument, Case, Statement, moved
 from drawing import Draw, overlaps
@@ -347,6 +348,16 @@ def test_a_seed_that_cannot_be_drawn_is_a_finding() -> None:
     assert [(f.seed, f.what) for f in outcome.findings] == [
         (8, "drawing it: IndexError: no dimension")
     ]
+
+
+def test_no_rows_are_drawn_of_a_table_that_has_none_in_a_world() -> None:
+    drawn = 0
+    for seed in range(100):
+        draw = Draw(seed, worlds=2, special=False)
+        draw.argument([(3, 4), (0, 4)], torch.float32)
+        movement.gathers(draw)
+        drawn += len(draw.statements)
+    assert drawn
 
 
 def test_a_value_of_other_dimensions_in_another_world_is_no_operand() -> None:
