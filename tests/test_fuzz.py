@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 sys.path.append(str(Path(__file__).parents[1] / "conformance" / "fuzz"))
 
+import movement
 import work
 from cases import Argument, Case, Statement, moved
 from drawing import Draw, overlaps
@@ -317,6 +318,17 @@ def test_an_index_that_is_one_number_of_a_tensor_has_shapes_too() -> None:
     assert Judge(case)._traced == [[1]]
 
 
+def test_rounding_is_judged_where_a_number_that_is_read_picks_what_is_returned() -> None:
+    arguments = Argument("a0", ("torch.rand(4, 8)",)), Argument("a1", ("torch.tensor(-2)",))
+    lines = ("v0 = a0.bfloat16()[a1]", "v0"), ("v1 = v0.float().exp()", "v1")
+    statements = tuple(Statement(text, "unary", (name,)) for text, name in lines)
+    judge = Judge(Case(0, arguments, statements, ("v1",)))
+    args = judge.case.args()
+    got = Run([judge.case.function(*args)[0] * (1 + 5e-3)], args)
+    assert judge.fault(got, fused=True) is None
+    assert judge.fault(got) is not None
+
+
 def test_a_wrong_shape_of_pytorchs_own_is_told_apart() -> None:
     argument = Argument("a0", ("torch.randn(3, 1)",))
     judge = Judge(
@@ -336,6 +348,16 @@ def test_a_seed_that_cannot_be_drawn_is_a_finding() -> None:
     assert [(f.seed, f.what) for f in outcome.findings] == [
         (8, "drawing it: IndexError: no dimension")
     ]
+
+
+def test_no_rows_are_drawn_of_a_table_that_has_none_in_a_world() -> None:
+    drawn = 0
+    for seed in range(100):
+        draw = Draw(seed, worlds=2, special=False)
+        draw.argument([(3, 4), (0, 4)], torch.float32)
+        movement.gathers(draw)
+        drawn += len(draw.statements)
+    assert drawn
 
 
 def test_a_value_of_other_dimensions_in_another_world_is_no_operand() -> None:
@@ -371,3 +393,28 @@ def test_products_of_bfloat16_may_take_denormal_numbers_for_zeros() -> None:
     assert judge.fault(Run([nan], args), fused=True) is None
     assert judge.fault(Run([nan], args)) is not None
     assert judge.fault(Run([other], args), fused=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("argument", "lines", "allowed", "wrong"),
+    [
+        ("torch.full((3,), 0.3)", ["a0.expand(4, -1)", "v0.std(0, correction=0)"], 6e-8, 1e-4),
+        ("torch.full((3,), 1.3).half()", ["a0 * 1", "v0 - a0"], 5e-4, 0.1),
+        ("torch.zeros(3)", ["a0.sigmoid()", "F.threshold(v0, 0.5, 0.25)"], 0.25, 3.0),
+    ],
+)
+def test_rounding_shows_where_it_is_all_that_is_left(
+    argument: str, lines: list[str], allowed: float, wrong: float
+) -> None:
+    """The deviation of equal elements, a difference of equal values, either side of a step."""
+    made = [f"v{k}" for k in range(len(lines))]
+    statements = [
+        Statement(f"{name} = {line}", "reduce", (name,))
+        for name, line in zip(made, lines, strict=True)
+    ]
+    case = Case(0, (Argument("a0", (argument,)),), tuple(statements), (made[-1],))
+    judge, args = Judge(case), case.args()
+    (want,) = case.function(*args)
+    assert judge.fault(Run([want + allowed], args), fused=True) is None
+    assert judge.fault(Run([want + allowed], args)) is not None
+    assert judge.fault(Run([want + wrong], args), fused=True) is not None

@@ -393,8 +393,7 @@ def gathers(d: Draw) -> None:
     lead = ":, " * k
     if form == "select":
         d.emit("gather", f"{v}.index_select({k}, {_indices(d, n, (count,), 0)})")
-    elif form == "embedding" and rank == 2:
-        rows = min(shape[0] for shape in d.shapes(v))
+    elif form == "embedding" and rank == 2 and (rows := min(shape[0] for shape in d.shapes(v))):
         ids = _indices(d, rows, d.rng.choice([(count,), (2, count)]), 0)
         d.emit("gather", f"F.embedding({ids}, {v})")
     elif form in ("gather", "along") and len(d.worlds) == 1:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 import vtc
 from vtc.graph import capture as capturing
@@ -210,6 +211,39 @@ def test_what_is_scattered_into_an_expanded_tensor_is_dense(engine: str) -> None
     torch.testing.assert_close(found, scatter(*args))
 
 
+def _split_view(x: Tensor) -> Tensor:
+    return x.view(*x.shape[:2], 2, -1, *x.shape[3:])
+
+
+def _split_front(x: Tensor) -> Tensor:
+    return x.reshape(*x.shape[:1], 1, -1, *x.shape[2:])
+
+
+def _unflattened(x: Tensor) -> Tensor:
+    return x.unflatten(2, (1, -1))
+
+
+def _stacked(x: Tensor) -> Tensor:
+    return torch.stack([x, x], 2)
+
+
+@pytest.mark.parametrize("function", [_split_view, _split_front, _unflattened, _stacked])
+@torch.no_grad()
+def test_what_joins_views_of_one_image_has_the_strides_of_eager_pytorch(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    """Whether they are channels-last is asked of dimensions of one element, too."""
+    shapes = [(1, 5, 8), (1, 5, 8, 3), (3, 1, 4, 5), (1, 6, 2, 1)]
+    inputs = [x for shape in shapes for x in _layouts(shape)]
+
+    def all_of(*args: Tensor) -> list[Tensor]:
+        return [torch.cat([function(x)] * 2, 1).exp() for x in args]
+
+    found = _captured(all_of, tuple(inputs))
+    for x, theirs, ours in zip(inputs, all_of(*inputs), found, strict=True):
+        assert _strides(ours) == _strides(theirs), (x.shape, x.stride())
+
+
 @torch.no_grad()
 def test_places_in_a_pooled_tensor_are_those_of_eager_pytorch() -> None:
     def places(x: Tensor) -> Tensor:
@@ -253,3 +287,19 @@ def test_a_channel_shuffle_is_a_new_tensor_of_its_inputs_format(groups: int) -> 
             (ours,) = vtc.compile(shuffle, engine="dvm")(x)
             assert ours.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
             torch.testing.assert_close(ours, expected, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_a_channel_shuffle_of_single_channels_is_a_new_tensor_beside_an_update() -> None:
+    """As functionalization sees it, too: in its tensors all storages are apart."""
+
+    def shuffle(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y.mul_(2)
+        return F.channel_shuffle(x, 3), x[:, :2]
+
+    FakeTensorMode.cache_clear()  # what is found there is a new tensor
+    traced = torch.fx.symbolic_trace(shuffle)
+    program = capturing.capture(traced, (torch.randn(4, 3, 8, 3), torch.randn(4)))
+    (end,) = program.graph_module.graph.find_nodes(op="output")
+    shuffled, part = (n.meta["val"].untyped_storage()._cdata for n in end.args[0])
+    assert shuffled != part

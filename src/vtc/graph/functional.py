@@ -110,6 +110,9 @@ class _Functional(FunctionalTensorMode):
         if _returns_its_input(func, args):
             with self:
                 return aten.alias.default(args[0])
+        if _unbinds_symbols(func, args):
+            with self:
+                return _selected(*args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         with self:
             return laid_out(func, args, kwargs or {}, result)
@@ -207,6 +210,20 @@ def _returns_its_input(func: Any, args: Sequence[Any]) -> bool:
     return func is aten.dropout.default and (not args[2] or args[1] == 0)
 
 
+def _unbinds_symbols(func: Any, args: Sequence[Any]) -> bool:
+    """Is it an unbind of a dimension whose size is a symbol? In some releases it is one of each
+    part too, whose fakes keep that dimension."""
+    return func is aten.unbind.int and not isinstance(args[0].shape[_dim(*args)], int)
+
+
+def _dim(_: torch.Tensor, dim: int = 0) -> int:
+    return dim
+
+
+def _selected(x: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
+    return [x.select(dim, k) for k in range(int(x.shape[dim]))]
+
+
 @functools.cache
 def _decomposes(func: torch._ops.OpOverload) -> bool:
     """Does a functional trace for export, above the dispatcher, take the operator apart? It does
@@ -239,6 +256,9 @@ class _Plain(_Functional):
         if _returns_its_input(func, args):
             with self:
                 return aten.alias.default(args[0])
+        if _unbinds_symbols(func, args):
+            with self:
+                return _selected(*args)
         apart = _hides_writes(func, args) or _decomposes(func)
         if apart and func not in FunctionalTensor.metadata_fns:
             with self:

@@ -25,6 +25,12 @@ What is scattered into an expanded tensor is dense, as two of its elements may d
 some releases keep the strides of the expanded tensor:
 
     x: (4, 3), strides (0, 1)      slice_scatter(x, ...): strides (3, 1), on fakes (0, 1)
+
+The stride of a dimension of one element shows nowhere, but what joins or copies tensors takes them
+for channels-last or not by it, too. In a trace, views and stacks have others than ATen's:
+
+    x: (1, 5, 24, 3), strides (360, 1, 15, 5)
+    x.view(1, 5, 3, 8, 3): strides (5, 1, 120, 15, 5), on fakes (360, 1, 120, 15, 5)
 """
 
 from __future__ import annotations
@@ -35,10 +41,18 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import no_python_dispatcher
 from torch._guards import detect_fake_mode
-from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
+from torch._prims_common import (
+    compute_elementwise_output_strides,
+    make_contiguous_strides_for,
+    suggest_memory_format,
+)
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from vtc.graph.strides import known
 
 aten = torch.ops.aten
 
@@ -74,12 +88,15 @@ _UPSAMPLINGS = _overloads(_UPSAMPLING)
 _CONTIGUOUS = {aten.max_pool1d.default, aten.log_sigmoid.default, aten.im2col.default}
 _PAIRS = _overloads(_ELEMENTWISE) | {aten.div.Tensor_mode}
 
+_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.stack.default}
+
 # Of the names that they have in Dynamo's graphs.
 _PARTS = ("batch_norm", "group_norm", "pad", "channel_shuffle", "max_unpool2d")
 _ORDERED = (
     "logsigmoid", "log_sigmoid", "im2col", "copysign", "floor_divide", "floordiv", "heaviside",
     "xlog", "logaddexp",
 )  # fmt: skip
+_VIEWING = ("view", "view_as", "reshape", "reshape_as", "unflatten", "stack")
 _SCATTERS = frozenset(
     {
         aten.slice_scatter.default,
@@ -105,6 +122,8 @@ def laid_out(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
         return result if _lies(result, kind) else result.contiguous(memory_format=kind)
     if func in _PAIRS:
         return _in_order_of(args, result)
+    if func in _VIEWS and any(_ambiguous(result, x) for x in _tensors(args)):
+        return _viewed(func, args, kwargs, result)
     if func is aten.channel_shuffle.default and args[0].device.type == "cpu":
         return _shuffled(args[0], result)
     edges = func is aten.pad.default and len(args) > 2 and args[2] in ("reflect", "replicate")
@@ -116,6 +135,38 @@ def laid_out(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
         return result
     first = first.contiguous(memory_format=kind)
     return first if isinstance(result, torch.Tensor) else (first, *result[1:])
+
+
+def _ambiguous(result: torch.Tensor, operand: torch.Tensor) -> bool:
+    """May a view of the operand be channels-last by the stride of a dimension of one element?"""
+    return (
+        result.dim() in (4, 5)
+        and 1 in result.shape
+        and 0 not in result.shape
+        and known(result)
+        and known(operand)
+        and operand.stride() != make_contiguous_strides_for(operand.shape)
+    )
+
+
+def _viewed(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor
+) -> torch.Tensor:
+    """The result of a view or stack with ATen's strides, where its memory format tells."""
+
+    def bare(x: Any) -> Any:
+        return torch.empty_strided(x.shape, x.stride(), device="meta")
+
+    with _disable_current_modes(), no_python_dispatcher():
+        own = func(*pytree.tree_map_only(torch.Tensor, bare, args), **kwargs)
+        kinds = suggest_memory_format(own), suggest_memory_format(bare(result))
+    if kinds[0] == kinds[1]:
+        return result
+    return result.as_strided(own.shape, own.stride())
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
 
 
 def _shuffled(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -139,7 +190,15 @@ def _in_order_of(args: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
 
 
 def _shares(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return bool(one.untyped_storage()._cdata == two.untyped_storage()._cdata)
+    storages = [_value(t).untyped_storage()._cdata for t in (one, two)]
+    return bool(storages[0] == storages[1])
+
+
+def _value(tensor: torch.Tensor) -> torch.Tensor:
+    """What functionalization wraps: each of its own tensors has a storage of its own."""
+    if not isinstance(tensor, FunctionalTensor):
+        return tensor
+    return torch._from_functional_tensor(tensor.elem)
 
 
 def _rolled(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
@@ -242,6 +301,11 @@ def misjudged(node: fx.Node) -> bool:
     found = node.meta.get("example_value")
     if name.endswith("_scatter"):
         return not isinstance(found, torch.Tensor) or repeats(found)
+    if name in _VIEWING:
+        operands = [n.meta.get("example_value") for n in node.all_input_nodes]
+        if not isinstance(found, torch.Tensor) or any(x is None for x in operands):
+            return True
+        return any(_ambiguous(found, x) for x in _tensors(operands))
     if name == "roll":
         return not isinstance(found, torch.Tensor) or found.dim() > 2
     if any(part in name for part in _ORDERED):

@@ -71,6 +71,16 @@ def test_numbers_read_from_index_tensors_pick_rows() -> None:
     check(f, (r(4, 5, 3), *indices), (r(6, 2, 4), *indices), eager=reads)
 
 
+def test_the_parts_of_a_flattened_tensor_are_numbers() -> None:
+    """Where their number is a product of symbols, too."""
+
+    def f(x: Tensor) -> Tensor:
+        first, _, last, _ = x.flatten(0, 1).unbind(0)
+        return first * last
+
+    check(f, (r(2, 2),))
+
+
 def test_the_base_of_a_scatter_that_others_read_is_kept() -> None:
     def f(x: Tensor, y: Tensor, i: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         x[2:3, -2] = row

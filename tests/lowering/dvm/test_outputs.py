@@ -49,6 +49,18 @@ CASES: dict[str, Case] = {
     ),
 }
 
+AFTER_CALLS: dict[str, Case] = {
+    "a fold of a call's result over one element": (
+        lambda x: ((y := x.cummax(0).values).amax(1), y), lambda: (r(4, 1, 3),),
+    ),
+    "a fold that keeps the dimension": (
+        lambda x: ((y := x.cummax(0).values).amax(1, keepdim=True), y), lambda: (r(4, 1, 3),),
+    ),
+    "a fold of a part": (
+        lambda x: ((y := x.cummax(0).values).split(1)[1].amax(0), y), lambda: (r(4, 3),),
+    ),
+}  # fmt: skip
+
 BITS: dict[str, Case] = {
     "bits of a value": (lambda x: ((y := x + 1), y.view(torch.int32)), lambda: (r(4, 3),)),
     "bits of a view": (
@@ -120,12 +132,14 @@ def test_storage_is_shared_as_in_eager_pytorch(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::vtc.errors.VtcWarning")
-@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("name", [*AFTER_CALLS, *BITS])
 @torch.no_grad()
-def test_an_eager_call_gets_the_tensor_that_it_returns_a_view_of(name: str) -> None:
+def test_results_of_eager_calls_are_shared_as_in_eager_pytorch(name: str) -> None:
+    """A call gets the tensor that it returns a view of, and what is computed of its result is none
+    of its views."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    fn, arguments = BITS[name]
+    fn, arguments = (AFTER_CALLS | BITS)[name]
     args = arguments()
     got, want = Compiled(fn)(*args), fn(*args)
     assert_close(got, want)

@@ -68,7 +68,9 @@ def outputs_of(program: Program, own: Translation) -> tuple[list[Output], Operan
         owner = owners[storage]
         origin = _viewed(value)
         if origin.op == "external" and origin is not own.values[owner]:
-            return Output(value, origin, own.fakes[origin])  # the call gives the view
+            under = own.fakes[origin]
+            if _storage(under) == storage:
+                return Output(value, origin, under)  # the call gives the view
         source = inputs.get(_source(value))
         if source is not None and _storage(value_of(source)) == storage:
             return Output(value, own.values[source], value_of(source))
