@@ -22,7 +22,7 @@ from vtc.runtime.dvm import counters
 from vtc.vm.device import interpreter
 
 PAIRS = 30
-ROUNDS = 5
+ROUNDS = 7  # the first ones before sizes count as recurring, see vtc.runtime.recurring
 SYSTEMS = ("eager", "vtc", "inductor")
 DEVICE = "cuda"
 DTYPE = torch.bfloat16

@@ -160,6 +160,12 @@ def test_attention_takes_any_sizes_without_a_plan_for_them(masked, width):
         assert not any("cudnn" in event.key for event in profile.key_averages())
 
 
+@pytest.fixture
+def replayed(monkeypatch):
+    """Programs of any length are replayed."""
+    monkeypatch.setattr(recurring, "STEPS", 1)
+
+
 class Block(torch.nn.Module):
     """Products, attention, norms, an updated buffer and a view of an argument."""
 
@@ -179,7 +185,7 @@ class Block(torch.nn.Module):
         return self.norm(x + self.last(out))
 
 
-def test_sizes_that_recur_are_replayed_on_any_stream():
+def test_sizes_that_recur_are_replayed_on_any_stream(replayed):
     model = Block().cuda().eval()
     compiled = vtc.compile(model, engine="dvm")
     given = [torch.randn(2, rows, 64, device="cuda") for _ in range(12) for rows in (5, 33)]
@@ -200,7 +206,7 @@ def test_sizes_that_recur_are_replayed_on_any_stream():
     assert dvm.counters.replays == len(given) - 2 * (recurring.RECURRING - 1)
 
 
-def test_a_replay_reads_weights_that_changed_and_finds_those_that_moved():
+def test_a_replay_reads_weights_that_changed_and_finds_those_that_moved(replayed):
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda()
     compiled = vtc.compile(model, engine="dvm")
     with torch.no_grad():
@@ -213,7 +219,7 @@ def test_a_replay_reads_weights_that_changed_and_finds_those_that_moved():
     assert dvm.counters.replays > recurring.RECURRING
 
 
-def test_an_index_out_of_range_in_a_replay_is_named_by_the_next_call():
+def test_an_index_out_of_range_in_a_replay_is_named_by_the_next_call(replayed):
     table = torch.randn(100, 512, device="cuda")
 
     def lookup(i):
@@ -231,7 +237,15 @@ def test_an_index_out_of_range_in_a_replay_is_named_by_the_next_call():
     torch.testing.assert_close(compiled(i), lookup(i))
 
 
-def test_a_callers_own_graph_captures_kernels():
+def test_short_programs_are_launched():
+    compiled = vtc.compile(layer_norm, engine="dvm")
+    x, w, b = (torch.randn(shape, device="cuda") for shape in ((70, 64), (64,), (64,)))
+    for _ in range(recurring.RECURRING + 2):
+        torch.testing.assert_close(compiled(x, w, b), layer_norm(x, w, b), rtol=1e-4, atol=1e-4)
+    assert dvm.counters.replays == 0
+
+
+def test_a_callers_own_graph_captures_kernels(replayed):
     compiled = vtc.compile(layer_norm, engine="dvm")
     x, w, b = (torch.randn(shape, device="cuda") for shape in ((70, 64), (64,), (64,)))
     for _ in range(recurring.RECURRING + 1):

@@ -1,8 +1,8 @@
 """Sizes that recur: a DVM program's calls on a CUDA device, replayed as CUDA graphs.
 
 A program runs at any sizes at once, but each call costs the host a launch for every program and
-library kernel in it. The third call of the same sizes is captured, and replayed from then on; calls
-of other sizes run as before. Weights and updated inputs are read where they are. Other arguments
+library kernel in it. Where these are many, the third call of the same sizes is captured, and
+replayed from then on; calls of other sizes run as before. Weights and updated inputs are read where they are. Other arguments
 are copied in and results copied out, so that all graphs can share their memory: they are replayed
 one after another, whatever stream a call is on.
 """
@@ -41,8 +41,10 @@ CAPTURES = 256
 """Captures that are made of a program, at most."""
 NOTED = 1024
 """Sizes of which calls are counted."""
-COPIED_BYTES = 32 << 20
-"""Bytes of arguments beyond which they take longer to copy than the host to launch kernels."""
+STEPS = 16
+"""Steps of the least program that is captured: a few are launched as fast as arguments copied."""
+COPIED_BYTES = 1 << 20
+"""Bytes of arguments a step that are copied at most: what a device copies in a part of a launch."""
 SHARE = 8
 """Graphs may take one part in so many of a device's memory."""
 
@@ -132,7 +134,7 @@ class Recurring:
 
     def _made(self, sizes: tuple[Any, ...], args: Sequence[Any]) -> _Capture | None:
         bytes_ = sum(args[i].numel() * args[i].itemsize for i in self.copied)
-        if bytes_ > COPIED_BYTES:
+        if bytes_ > COPIED_BYTES * len(self.program.plan.steps):
             return None
         if len(self.captures) >= KEPT:
             self.recorder.release(everything=False)
@@ -242,7 +244,9 @@ def _without_collection() -> Iterator[None]:
 def recurring(program: Program, captured: Captured, wanted: bool) -> Compiled:
     """The program, replayed at sizes that recur if that is `wanted` and it can be captured."""
     plan = program.plan
-    if not wanted or plan.device.type != "cuda" or not capturable(captured) or _waits(plan):
+    if not wanted or plan.device.type != "cuda" or len(plan.steps) < STEPS:
+        return program
+    if _waits(plan) or not capturable(captured):
         return program
     index = plan.device.index
     device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
