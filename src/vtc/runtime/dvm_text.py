@@ -13,6 +13,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from vtc import errors
 from vtc.index import Size
+from vtc.lowering.dvm.calls import ATTENTION
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
 from vtc.program.dtypes import DType
 from vtc.runtime.attention import additive, attention
@@ -28,8 +29,6 @@ def allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
         return None
     return getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
 
-
-ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 # PyTorch's own bindings take arguments faster than an operator's overload.
 BOUND = {

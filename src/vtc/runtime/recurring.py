@@ -2,9 +2,9 @@
 
 A program runs at any sizes at once, but each call costs the host a launch for every program and
 library kernel in it. Where these are many, the third call of the same sizes is captured, and
-replayed from then on; calls of other sizes run as before. Weights and updated inputs are read where they are. Other arguments
-are copied in and results copied out, so that all graphs can share their memory: they are replayed
-one after another, whatever stream a call is on.
+replayed from then on; calls of other sizes run as before. Weights and updated inputs are read where
+they are. Other arguments are copied in and results copied out, so that all graphs can share their
+memory: they are replayed one after another, whatever stream a call is on.
 """
 
 from __future__ import annotations
