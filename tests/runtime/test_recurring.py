@@ -1,14 +1,19 @@
 """Calls of sizes that recur, with a recorder that stands for a device's."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import vtc
 from vtc.errors import KernelFailedError
+from vtc.graph.capture import capture
 from vtc.graph.program import is_parameter
+from vtc.lowering.dvm import lower
 from vtc.runtime import dvm_compile, recurring
 from vtc.runtime.dvm import counters
 from vtc.runtime.recurring import RECURRING, Recurring
@@ -259,3 +264,52 @@ def test_a_capture_made_in_inference_mode_serves_other_calls(recorder):
         for _ in range(RECURRING + 1):
             with mode():
                 check(model, compiled, 3)
+
+
+def chain(x, w):
+    for _ in range(recurring.STEPS // 2):
+        x = torch.relu(nn.functional.linear(x, w))
+    return (x,)
+
+
+def short(x, w):
+    return (torch.relu(nn.functional.linear(x, w)),)
+
+
+def reading(x, w):
+    (x,) = chain(x, w)
+    return (torch.nonzero(x > 0),)
+
+
+def numbered(x, w):
+    (x,) = chain(x, w)
+    return (x.sum().item(),)
+
+
+def of_device(function, monkeypatch, wanted=True, device="cuda"):
+    """What runs a function's program, lowered for a device that need not be there."""
+    monkeypatch.setattr(recurring, "DeviceRecorder", lambda device: Recorder())
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        fakes = [torch.empty(8, 8, device=device) for _ in range(2)]
+    captured = capture(fx.symbolic_trace(function), fakes)
+    program = SimpleNamespace(plan=lower(captured))
+    return program, recurring.recurring(program, captured, wanted)
+
+
+def test_programs_of_many_steps_on_a_device_are_replayed(monkeypatch):
+    program, run = of_device(chain, monkeypatch)
+    assert len(program.plan.steps) == recurring.STEPS
+    assert isinstance(run, Recurring)
+
+
+@pytest.mark.parametrize("function", [short, reading, numbered])
+def test_programs_that_are_short_or_use_the_host_are_not(monkeypatch, function):
+    program, run = of_device(function, monkeypatch)
+    assert run is program
+
+
+def test_programs_are_not_replayed_where_it_is_not_wanted_or_on_a_cpu(monkeypatch):
+    program, run = of_device(chain, monkeypatch, wanted=False)
+    assert run is program
+    program, run = of_device(chain, monkeypatch, device="cpu")
+    assert run is program
