@@ -69,7 +69,7 @@ def layouts(own: Translation, seen: Collection[Node]) -> dict[Node, tuple[Size, 
     side, as in most queries. Fakes are contiguous, so that putting heads side by side, which nearly
     always follows, would be a copy. Not of those whose strides are `seen`, in eager PyTorch's
     tensors that are returned or passed on."""
-    found = {}
+    found: dict[Node, tuple[Size, ...]] = {}
     for call in own.calls:
         if not in_library(own, call.target) or call.target is not ATTENTION:
             continue
