@@ -107,6 +107,7 @@ def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any],
         for r in range(ROUNDS):
             for system in random.Random(r).sample(SYSTEMS, len(SYSTEMS)):
                 sweeps[system].steady.append(_sweep(calls[system], given))
+        done["replays"] = counters.replays
         fastest = {s: min(w.steady) for s, w in sweeps.items()}
         progress(f"{name}: steady {fastest}")
         dvm_models.judge(module, calls, sweeps, inputs(name, 2))
