@@ -22,7 +22,7 @@ from vtc.runtime.dvm import counters
 from vtc.vm.device import interpreter
 
 PAIRS = 30
-ROUNDS = 5
+ROUNDS = 7  # the first ones before sizes count as recurring, see vtc.runtime.recurring
 SYSTEMS = ("eager", "vtc", "inductor")
 DEVICE = "cuda"
 DTYPE = torch.bfloat16
@@ -107,6 +107,7 @@ def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any],
         for r in range(ROUNDS):
             for system in random.Random(r).sample(SYSTEMS, len(SYSTEMS)):
                 sweeps[system].steady.append(_sweep(calls[system], given))
+        done["replays"] = counters.replays
         fastest = {s: min(w.steady) for s, w in sweeps.items()}
         progress(f"{name}: steady {fastest}")
         dvm_models.judge(module, calls, sweeps, inputs(name, 2))

@@ -55,7 +55,8 @@ class Options:
         find which one makes a difference. In the environment, separated by commas.
     prepack_mib: MiB that the DVM's packed copies of weights may take, beside the weights; 0 for
         none.
-    cuda_graphs: on CUDA, replay the whole graph as one CUDA graph.
+    cuda_graphs: on CUDA, replay the whole graph as one CUDA graph; with engine="dvm" calls of sizes
+        that recur, whose graphs take up to an eighth of the memory of the device.
     log_level: what the logger "vtc" shows on stderr.
     """
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import pytest
 
-from vtc.bench import records
+from vtc.bench import dvm_sections, records
 from vtc.bench.records import CaseRecord, Config, Row
 from vtc.bench.timing import Ratio
+from vtc.runtime.dvm import counters
 
 
 def case(*rows, **changes):
@@ -149,3 +151,9 @@ def test_a_section_that_departs_from_the_schema_is_named(sections, words, tmp_pa
     with pytest.raises(ValueError, match=words):
         records.write(tmp_path / "x.json", [], sections)
     assert not (tmp_path / "x.json").exists()
+
+
+def test_what_the_dvm_counts_has_a_place_in_its_sections():
+    counted = set(dataclasses.asdict(counters))
+    for name in ("sequences", "generation"):
+        assert counted <= {*dvm_sections.LISTS[name], *dvm_sections.OPTIONAL[name]}

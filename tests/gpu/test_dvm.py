@@ -17,7 +17,7 @@ from patterns.device_operators import (
 )
 from vm import conformance
 from vtc.lowering.settings import Settings
-from vtc.runtime import dvm, dvm_compile
+from vtc.runtime import dvm, dvm_compile, recurring
 from vtc.vm.device import DeviceMachine, interpreter
 from vtc.vm.machine import Machine
 from vtc.vm.replay import Slots
@@ -132,6 +132,130 @@ def test_attention_runs_by_the_library():
     for length in (17, 128):
         q, k, v = (torch.randn(2, 4, length, 64, device="cuda") for _ in range(3))
         torch.testing.assert_close(compiled(q, k, v), block(q, k, v), rtol=1e-4, atol=1e-4)
+
+
+MASKS = {
+    "none": lambda length: None,
+    "booleans": lambda length: torch.rand(2, 1, length, length, device="cuda") > 0.3,
+    "added": lambda length: torch.randn(2, 4, length, length, device="cuda").bfloat16(),
+}
+
+
+@pytest.mark.parametrize("width", [64, 128, 20])
+@pytest.mark.parametrize("masked", MASKS)
+def test_attention_takes_any_sizes_without_a_plan_for_them(masked, width):
+    def block(q, k, v, m):
+        mask = m.logical_not() if masked == "booleans" else m
+        return functional.scaled_dot_product_attention(q * 0.5, k, v, attn_mask=mask) + q
+
+    compiled = vtc.compile(block, engine="dvm")
+    for length in (17, 128, 301):
+        q, k, v = (torch.randn(2, 4, length, width, device="cuda").bfloat16() for _ in range(3))
+        mask = MASKS[masked](length)
+        with torch.profiler.profile() as profile:
+            found = compiled(q, k, v, mask)
+        wide = None if mask is None else mask if masked == "booleans" else mask.double()
+        expected = block(*(t.double() for t in (q, k, v)), wide)
+        torch.testing.assert_close(found.double(), expected, rtol=3e-2, atol=3e-2)
+        assert not any("cudnn" in event.key for event in profile.key_averages())
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Programs of any length are replayed."""
+    monkeypatch.setattr(recurring, "STEPS", 1)
+
+
+class Block(torch.nn.Module):
+    """Products, attention, norms, an updated buffer and a view of an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(64, 192), torch.nn.Linear(64, 64)
+        self.norm = torch.nn.LayerNorm(64)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.attended(x) + self.calls, x[:, 1:]
+
+    def attended(self, x):
+        q, k, v = self.first(x).unflatten(-1, (3, 4, 16)).transpose(1, 3).unbind(2)
+        out = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.norm(x + self.last(out))
+
+
+def test_sizes_that_recur_are_replayed_on_any_stream(replayed):
+    model = Block().cuda().eval()
+    compiled = vtc.compile(model, engine="dvm")
+    given = [torch.randn(2, rows, 64, device="cuda") for _ in range(12) for rows in (5, 33)]
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    answers = []
+    with torch.no_grad():
+        torch.cuda.synchronize()
+        for n, x in enumerate(given):
+            with torch.cuda.stream(streams[n % 3]):
+                answers.append(compiled(x))
+            if n < 2 * recurring.RECURRING:  # calls that are not replayed are the caller's to order
+                torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        for n, (x, (found, part)) in enumerate(zip(given, answers, strict=True)):
+            assert part.data_ptr() == x[:, 1:].data_ptr()
+            torch.testing.assert_close(found, model.attended(x) + (n + 1), rtol=1e-3, atol=1e-3)
+    assert int(model.calls) == len(given)
+    assert dvm.counters.replays == len(given) - 2 * (recurring.RECURRING - 1)
+
+
+def test_a_replay_reads_weights_that_changed_and_finds_those_that_moved(replayed):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda()
+    compiled = vtc.compile(model, engine="dvm")
+    with torch.no_grad():
+        for turn in range(4 * recurring.RECURRING):
+            x = torch.randn(9, 64, device="cuda")
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
+            model[0].weight.mul_(-1)
+            if turn == 2 * recurring.RECURRING:
+                model[0].weight.data = torch.randn(64, 64, device="cuda")
+    assert dvm.counters.replays > recurring.RECURRING
+
+
+def test_an_index_out_of_range_in_a_replay_is_named_by_the_next_call(replayed):
+    table = torch.randn(100, 512, device="cuda")
+
+    def lookup(i):
+        return functional.embedding(i, table) * 2
+
+    compiled = vtc.compile(lookup, engine="dvm")
+    i = torch.randint(0, 100, (33,), device="cuda")
+    for _ in range(recurring.RECURRING + 1):
+        torch.testing.assert_close(compiled(i), lookup(i))
+    assert dvm.counters.replays == 2
+    compiled(i.clone().fill_(100))
+    torch.cuda.synchronize()
+    with pytest.raises(IndexError, match="out of bounds"):
+        compiled(i)
+    torch.testing.assert_close(compiled(i), lookup(i))
+
+
+def test_short_programs_are_launched():
+    compiled = vtc.compile(layer_norm, engine="dvm")
+    x, w, b = (torch.randn(shape, device="cuda") for shape in ((70, 64), (64,), (64,)))
+    for _ in range(recurring.RECURRING + 2):
+        torch.testing.assert_close(compiled(x, w, b), layer_norm(x, w, b), rtol=1e-4, atol=1e-4)
+    assert dvm.counters.replays == 0
+
+
+def test_a_callers_own_graph_captures_kernels(replayed):
+    compiled = vtc.compile(layer_norm, engine="dvm")
+    x, w, b = (torch.randn(shape, device="cuda") for shape in ((70, 64), (64,), (64,)))
+    for _ in range(recurring.RECURRING + 1):
+        compiled(x, w, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = compiled(x, w, b)
+    x.normal_()
+    graph.replay()
+    torch.testing.assert_close(found, layer_norm(x, w, b), rtol=1e-4, atol=1e-4)
 
 
 def test_a_program_of_a_device_is_not_saved(tmp_path):

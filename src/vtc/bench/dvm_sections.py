@@ -95,7 +95,11 @@ DEVICE_OPERATORS: Mapping[str, tuple[type, ...]] = {
     "failed": (dict,),
 }
 # What an entry of a section may lack.
-OPTIONAL: Mapping[str, Mapping[str, tuple[type, ...]]] = {"device_operators": {"wall_us": (dict,)}}
+OPTIONAL: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "device_operators": {"wall_us": (dict,)},
+    "sequences": {"replays": (int,)},
+    "generation": {"replays": (int,)},
+}
 
 LISTS: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "operators": OPERATORS,

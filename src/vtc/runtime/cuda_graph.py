@@ -59,6 +59,11 @@ def launched_directly() -> Iterator[None]:
         _direct.reset(token)
 
 
+def launches_directly() -> bool:
+    """Is nothing to be replayed now: `launched_directly`, or in a capture of the caller's?"""
+    return _direct.get() or torch.cuda.is_current_stream_capturing()
+
+
 class CudaGraphs:
     """Replays `run` as CUDA graphs.
 
@@ -76,7 +81,7 @@ class CudaGraphs:
         self.refused = False
 
     def __call__(self, *args: Any) -> Any:
-        if self.refused or _direct.get() or torch.cuda.is_current_stream_capturing():
+        if self.refused or launches_directly():
             return self.run(*args)
         key = tuple([args[i].data_ptr() for i in self.in_place])
         capture = self.captures.get(key)
@@ -163,22 +168,7 @@ class _Capture:
             ).copy_(args[i])
         held = Held([args[i] for i in updated] if before is None else ())
         self._capture(run, held, before)
-        storages = {args[i].untyped_storage()._cdata for i in in_place}
-        self.views = [
-            isinstance(o, torch.Tensor) and o.untyped_storage()._cdata in storages
-            for o in self.outputs
-        ]
-        buffers = {self.arguments[i].untyped_storage()._cdata: i for i in others}
-        self.sources = [
-            buffers.get(o.untyped_storage()._cdata) if isinstance(o, torch.Tensor) else None
-            for o in self.outputs
-        ]
-        self.held = [
-            k
-            for k, out in enumerate(self.outputs)
-            if isinstance(out, torch.Tensor) and not self.views[k] and self.sources[k] is None
-        ]
-        self.copies = Copies([self.outputs[k] for k in self.held])
+        self.returned = Returned(self.outputs, self.arguments, in_place)
 
     def _capture(self, run: Callable[..., Any], held: Held, before: _Capture | None) -> None:
         self.stream = before.stream if before else torch.cuda.Stream()
@@ -207,13 +197,45 @@ class _Capture:
         for i in self.copied:
             self.arguments[i].copy_(args[i], non_blocking=True)
         self.graph.replay()
+        return self.returned(args)
+
+
+class Returned:
+    """What a call returns after a replay, of what `run(*arguments)` returned while it was captured:
+    copies, as the next replay writes there again, and views of the caller's tensors. Arguments
+    `in_place` are the caller's, the others buffers that stand for them."""
+
+    def __init__(
+        self, outputs: Sequence[Any], arguments: Sequence[Any], in_place: Sequence[int]
+    ) -> None:
+        self.outputs = tuple(outputs)
+        tensors = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)]
+        buffers = {_storage(arguments[i]): i for i in tensors if i not in in_place}
+        own = {_storage(arguments[i]) for i in in_place}
+        self.sources: dict[int, int] = {}
+        self.held: list[int] = []
+        for k, out in enumerate(self.outputs):
+            if not isinstance(out, torch.Tensor) or _storage(out) in own:
+                continue
+            source = buffers.get(_storage(out))
+            if source is None:
+                self.held.append(k)
+            else:
+                self.sources[k] = source
+        self.copies = Copies([self.outputs[k] for k in self.held])
+        self.buffers = {i: arguments[i] for i in self.sources.values()}
+
+    def __call__(self, args: Sequence[Any]) -> tuple[Any, ...]:
         outputs = list(self.outputs)
         for k, copy in zip(self.held, self.copies(), strict=True):
             outputs[k] = copy
-        for k, source in enumerate(self.sources):
-            if source is not None:
-                outputs[k] = viewed(outputs[k], self.arguments[source], args[source])
+        for k, source in self.sources.items():
+            outputs[k] = viewed(outputs[k], self.buffers[source], args[source])
         return tuple(outputs)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def warm_up(run: Callable[..., Any], args: Sequence[Any], held: Held) -> None:

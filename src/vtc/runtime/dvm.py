@@ -60,7 +60,8 @@ class Counters:
 
     captures: graphs lowered; encodes: modules encoded for a new tuple of sizes; packs: prepacked
     operands computed; compilations: machine code compiled, which this engine never does; eager:
-    operators run as eager PyTorch.
+    operators run as eager PyTorch; replays: calls that replayed a CUDA graph, which runs encodings
+    and operators that are not counted.
     """
 
     captures: int = 0
@@ -68,9 +69,11 @@ class Counters:
     packs: int = 0
     compilations: int = 0
     eager: int = 0
+    replays: int = 0
 
     def reset(self) -> None:
         self.captures = self.encodes = self.packs = self.compilations = self.eager = 0
+        self.replays = 0
 
 
 counters = Counters()

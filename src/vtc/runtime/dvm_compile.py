@@ -33,6 +33,7 @@ from vtc.runtime.calls import sharing
 from vtc.runtime.direct import Codes, direct, suits
 from vtc.runtime.direct_module import called_directly
 from vtc.runtime.dvm import Machine, Program, native_machine
+from vtc.runtime.recurring import recurring
 from vtc.runtime.stock import Unsuitable, refuse_gradients, refuse_negated
 from vtc.runtime.tracing import quick_tracing
 from vtc.runtime.watch import guarded, watched, weight_names
@@ -78,7 +79,7 @@ def compile_graph(
         return _eager(graph_module, "the graph", f"{type(error).__name__}: {first_line}")
     if settings.records is not None:
         settings.records.append(record(len(settings.records), captured, plan, *times))
-    return checked(run, graph_module, captured)
+    return checked(run, graph_module, captured, settings.options.cuda_graphs)
 
 
 def planned(
@@ -108,15 +109,19 @@ def _tensors(captured: Captured) -> list[torch.Tensor]:
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
-def checked(run: Program, graph_module: fx.GraphModule, captured: Captured) -> Compiled:
-    """The program with what is checked at each call: weights that Dynamo left in the graph keep
-    their layout, and arguments do not overlap one that is updated."""
+def checked(
+    run: Program, graph_module: fx.GraphModule, captured: Captured, replayed: bool = False
+) -> Compiled:
+    """The program, on a CUDA device maybe `replayed`, with what is checked at each call: weights
+    that Dynamo left in the graph keep their layout, and arguments do not overlap one that is
+    updated."""
     names = weight_names(graph_module)
     watching: Compiled
     if names and can_be_bound(run):
         watching = Bound(run, names)
     else:
-        watching = watched(run, lambda: run, graph_module, captured, freeze=False)
+        own = recurring(run, captured, replayed)
+        watching = watched(own, lambda: own, graph_module, captured, freeze=False)
     return guarded(watching, graph_module.forward, captured, ())
 
 

@@ -13,7 +13,10 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from vtc import errors
 from vtc.index import Size
+from vtc.lowering.dvm.calls import ATTENTION
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
+from vtc.program.dtypes import DType
+from vtc.runtime.attention import additive, attention
 
 # Where an empty tensor is said to be; nothing is read or written there.
 NOWHERE = torch.empty(64, dtype=torch.uint8)
@@ -33,9 +36,7 @@ BOUND = {
     torch.ops.aten.mm.default: torch.mm,
     torch.ops.aten.bmm.default: torch.bmm,
     torch.ops.aten.addmm.default: torch.addmm,
-    torch.ops.aten.scaled_dot_product_attention.default: (
-        torch.nn.functional.scaled_dot_product_attention
-    ),
+    ATTENTION: torch.nn.functional.scaled_dot_product_attention,
 }
 
 
@@ -50,9 +51,14 @@ def allocated(step: ModuleStep) -> list[int]:
 
 def updates(plan: Plan, step: ModuleStep) -> list[int]:
     """The spaces of the caller's tensors that a module writes."""
+    return [n for n in _written(step) if plan.spaces[n].kind == "input"]
+
+
+def _written(step: ModuleStep) -> list[int]:
+    """The spaces that a module writes and that others may read."""
     stores = (i.access for k in step.module.kernels() for i in k.body if i.op == "store")
     spaces = (step.spaces[b] for b in sorted({a.buffer for a in stores if a is not None}))
-    return [n for n in spaces if n is not None and plan.spaces[n].kind == "input"]
+    return [n for n in spaces if n is not None]
 
 
 def prepacked(plan: Plan, step: ModuleStep) -> list[int]:
@@ -80,6 +86,29 @@ def stage_symbols(plan: Plan, step: ModuleStep) -> list[str]:
     return sorted(found)
 
 
+def _read(number: int, kind: str, d: int) -> str:
+    """The text that reads a size symbol from an input."""
+    read = {
+        "value": "",
+        "size": f".shape[{d}]",
+        "stride": f".stride({d})",
+        "offset": ".storage_offset()",
+    }
+    return f"a{number}{read[kind]}"
+
+
+def call_sizes(plan: Plan) -> Callable[..., tuple[Any, ...]]:
+    """A function of a call's arguments that gives the values of all size symbols, and the arguments
+    that are no tensors: calls that have these in common differ in what tensors hold alone."""
+    tensors = {space.number for space in plan.spaces if space.kind == "input"}
+    numbers = [f"a{i}" for i in range(plan.inputs) if i not in tensors]
+    read = [_read(number, *source) for _, number, source in plan.symbols]
+    own = "".join(f"{text}, " for text in dict.fromkeys([*numbers, *read]))
+    parameters = ", ".join(f"a{i}" for i in range(plan.inputs))
+    found: Callable[..., tuple[Any, ...]] = eval(f"lambda {parameters}: ({own})")
+    return found
+
+
 class Writer:
     """The text of `run(*inputs)`."""
 
@@ -101,6 +130,7 @@ class Writer:
             "torch": torch,
         }
         self.printer = PythonPrinter()
+        self.masks: dict[tuple[str, DType], tuple[int, str]] = {}
         # What an eager call gives may itself start inside its storage; what is allocated does not.
         self.views = {
             number
@@ -113,14 +143,8 @@ class Writer:
         plan = self.plan
         for k, constant in enumerate(plan.constants):
             self.names[f"a{plan.inputs + k}"] = constant
-        for name, number, (kind, d) in plan.symbols:
-            read = {
-                "value": "",
-                "size": f".shape[{d}]",
-                "stride": f".stride({d})",
-                "offset": ".storage_offset()",
-            }
-            self.lines.append(f"{name} = a{number}{read[kind]}")
+        for name, number, source in plan.symbols:
+            self.lines.append(f"{name} = {_read(number, *source)}")
             self.sized.add(name)
         self._bounds()
         for number in plan.unwritten:
@@ -169,6 +193,8 @@ class Writer:
         )
         self.lines.append(f"call(({pointers}), ())")
         self._updated(step)
+        written = _written(step)
+        self.masks = {m: known for m, known in self.masks.items() if known[0] not in written}
 
     def _updated(self, step: ModuleStep) -> None:
         updated = "".join(f"{self._space(n)}, " for n in updates(self.plan, step))
@@ -187,9 +213,15 @@ class Writer:
 
     def _eager(self, k: int, step: EagerStep) -> None:
         self.names[f"call{k}"] = BOUND.get(step.target, step.target)
-        args = [self._argument(a) for a in step.args]
-        args += [f"{name}={self._argument(a)}" for name, a in step.kwargs.items()]
-        self.lines.append(f"r{k} = call{k}({', '.join(args)})")
+        given = dict(enumerate(step.args)) | step.kwargs
+        args = {name: self._argument(a) for name, a in given.items()}
+        if step.target is ATTENTION and self.plan.device.type == "cuda":
+            self.names[f"call{k}"] = attention
+            mask = 3 if 3 in given else "attn_mask"
+            if mask in given:
+                args[mask] = self._additive(given[mask], args[mask], step.args[0])
+        texts = (t if isinstance(name, int) else f"{name}={t}" for name, t in args.items())
+        self.lines.append(f"r{k} = call{k}({', '.join(texts)})")
         self.lines.append("counters.eager += 1")
         for part, number in step.results:
             value = f"r{k}" if part is None else f"r{k}[{part}]"
@@ -211,6 +243,22 @@ class Writer:
             )
             self.lines.append(f"    {t} = planned({t}, {shape}, {stride}, {dtype}, {step.name!r})")
             self.names["planned"] = planned
+
+    def _additive(self, mask: Any, text: str, query: Any) -> str:
+        """An attention's mask; one of booleans made one to be added, once for all that share it."""
+        if not isinstance(mask, TensorRef) or not isinstance(query, TensorRef):
+            return text
+        space = self.plan.spaces[mask.space]
+        if space.dtype is not DType.BOOL:
+            return text
+        dtype = self.plan.spaces[query.space].dtype
+        known = self.masks.get((text, dtype))
+        if known is None:
+            known = mask.space, f"mask{len(self.lines)}"
+            self.masks[text, dtype] = known
+            self.names |= {"additive": additive, f"{known[1]}_dtype": dtype.torch_dtype}
+            self.lines.append(f"{known[1]} = additive({text}, {known[1]}_dtype)")
+        return known[1]
 
     def _address(self, number: int) -> str:
         """The address of a space. An empty tensor has none, though its strides span elements."""

@@ -128,12 +128,20 @@ class DeviceEncoded:
         return run
 
 
-def failure(module: Module, fault: int) -> Exception:
-    """What a fault says, which a kernel of any program has found."""
+def raise_faults(index: int) -> None:
+    """Raises what a kernel that has run on device `index` has found, as a launch does."""
+    fault = interpreter(index).native.take_fault()
+    if fault:
+        raise failure(None, fault)
+
+
+def failure(module: Module | None, fault: int) -> Exception:
+    """What a fault says, which a kernel of any program has found; maybe one of `module`."""
     number = (fault >> 32) - 1
     if fault & 0xFFFFFFFF == GAVE_UP:
         return KernelFailedError(number)
-    if number < sum(1 for _ in module.kernels()) and fault >> 8 & 0xFFFFFF < len(module.buffers):
+    kernels = 0 if module is None else sum(1 for _ in module.kernels())
+    if module is not None and number < kernels and fault >> 8 & 0xFFFFFF < len(module.buffers):
         return index_error(module, fault)
     return IndexError("an index of a program that ran before this one is out of bounds")
 

@@ -56,3 +56,39 @@ def test_library_calls_keep_sizes_symbolic(function):
     called = [step.name for step in plan.steps if isinstance(step, EagerStep)]
     assert called == [f"aten.{target}.default"]
     assert shape_env.replacements == before
+
+
+def heads_attended(x, w):
+    q, k, v = x.view(2, 6, 3, 4, 16).transpose(1, 3).unbind(2)
+    out = nn.functional.scaled_dot_product_attention(q, k, v)
+    return (nn.functional.linear(out.transpose(1, 2).reshape(2, 6, 64), w),)
+
+
+def heads_returned(x, w):
+    q, k, v = x.view(2, 6, 3, 4, 16).transpose(1, 3).unbind(2)
+    out = nn.functional.scaled_dot_product_attention(q, k, v)
+    return nn.functional.linear(out.transpose(1, 2).reshape(2, 6, 64), w), out[:, 1:]
+
+
+def lowered(function):
+    with FakeTensorMode():
+        x, w = torch.empty(2, 6, 192, device="cuda"), torch.empty(64, 64, device="cuda")
+    return lower(capture(fx.symbolic_trace(function), [x, w]))
+
+
+def test_heads_that_attention_leaves_side_by_side_are_not_copied():
+    plan = lowered(heads_attended)
+    assert all(isinstance(step, EagerStep) for step in plan.steps)
+    attended, projected = plan.steps
+    ((_, number),) = attended.results
+    assert plan.spaces[number].stride == (384, 16, 64, 1)
+    assert projected.args[0].view == ((2, 6, 64), (384, 64, 1), 0)
+
+
+def test_attention_that_is_returned_has_the_strides_of_its_fake():
+    plan = lowered(heads_returned)
+    attended = next(s for s in plan.steps if isinstance(s, EagerStep))
+    ((_, number),) = attended.results
+    returned = plan.outputs[1]
+    assert returned.space == number
+    assert returned.view[1] == plan.spaces[number].stride

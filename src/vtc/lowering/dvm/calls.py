@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sympy
@@ -12,18 +12,19 @@ from torch import fx
 from vtc import errors
 from vtc.graph.program import value_of
 from vtc.index import Size, sizes
-from vtc.lowering.dvm.nodes import Call, Node
+from vtc.lowering.dvm.nodes import Call, Node, contiguous
 from vtc.lowering.dvm.rules import dtype_of, shape_of
 from vtc.lowering.dvm.translation import Translation, plain
 from vtc.program.dtypes import DType
 
 aten = torch.ops.aten
 
+ATTENTION = aten.scaled_dot_product_attention.default
 # What libraries run best on a device, between programs.
 LIBRARY = {
     aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default,
     aten.linear.default, aten.addmm.default, aten.baddbmm.default, aten.addbmm.default,
-    aten.addmv.default, aten.einsum.default, aten.scaled_dot_product_attention.default,
+    aten.addmv.default, aten.einsum.default, ATTENTION,
     aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
     aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding,
 }  # fmt: skip
@@ -61,6 +62,23 @@ def called(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any)
 def in_library(own: Translation, target: Any) -> bool:
     """Is the operator a library's on the device at hand?"""
     return own.device.type == "cuda" and target in LIBRARY
+
+
+def layouts(own: Translation, seen: Collection[Node]) -> dict[Node, tuple[Size, ...]]:
+    """The strides of results of attention as the device's kernels leave them: heads lie side by
+    side, as in most queries. Fakes are contiguous, so that putting heads side by side, which nearly
+    always follows, would be a copy. Not of those whose strides are `seen`, in eager PyTorch's
+    tensors that are returned or passed on."""
+    found: dict[Node, tuple[Size, ...]] = {}
+    for call in own.calls:
+        if not in_library(own, call.target) or call.target is not ATTENTION:
+            continue
+        for node in own.graph.results[call]:
+            if node not in seen and len(node.shape) == 4:
+                batch, heads, rows, width = node.shape
+                first, second, third, last = contiguous((batch, rows, heads, width))
+                found[node] = first, third, second, last
+    return found
 
 
 def new_symbols(own: Translation, value: Any) -> list[tuple[str, int | None, int]]:

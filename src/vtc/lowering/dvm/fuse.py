@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from vtc.index import Fill, Piece, affine, sizes, substitution
+from vtc.index import Fill, Piece, Size, affine, sizes, substitution
 from vtc.lowering.dvm.domain import Domain, Index, choose, pointwise
 from vtc.lowering.dvm.instructions import Cut, Needs, Split
 from vtc.lowering.dvm.memory import Home, View, same_layout
@@ -29,7 +29,8 @@ class Fusion(KernelWriter):
 
     results: of eager calls and branches. calls: those that were made. inplace: scatters that write
     into the updated input of that number. overwritten: spaces that scatters write into. operands:
-    those of calls that return views of them.
+    those of calls that return views of them. layouts: strides of results of calls, where they are
+    known to be others than those of their fakes.
     """
 
     results: dict[Call | Conditional, tuple[Node, ...]] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Fusion(KernelWriter):
     inplace: dict[Node, int] = field(default_factory=dict)
     overwritten: set[int] = field(default_factory=set)
     operands: dict[tuple[Call, Node], View] = field(default_factory=dict)
+    layouts: dict[Node, tuple[Size, ...]] = field(default_factory=dict)
 
     def ensure(self, node: Node) -> None:
         """Brings the node into memory, if it is not."""
@@ -229,7 +231,9 @@ class Fusion(KernelWriter):
         args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), passed)
         results = []
         for node in self.results[call]:
-            stride = tuple(map(sizes.as_size, call.result(node.constant[1]).stride()))
+            stride = self.layouts.get(node)
+            if stride is None:
+                stride = tuple(map(sizes.as_size, call.result(node.constant[1]).stride()))
             space = Space("made", node.dtype, node.shape, stride)
             self.homes[node] = Home(self.space(space), 0, stride)
             self.stored.add(node)

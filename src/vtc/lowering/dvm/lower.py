@@ -11,6 +11,7 @@ import torch
 from vtc import errors
 from vtc.graph.program import Program, value_of
 from vtc.index import sizes
+from vtc.lowering.dvm.calls import layouts
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.modules import assemble
@@ -57,6 +58,7 @@ def _lowered(
     roots += [t for call in own.calls for t in call.tensors()]
     users = live_users(roots)
     fusion = Fusion(users, set(), frozenset(roots), own.fakes, results=own.graph.results)
+    fusion.layouts = layouts(own, {*bases, *roots})
     prepacked = _prepacked(program, own, fusion, {*bases, *roots}, packing)
     inputs = _inputs(program, own, fusion)
     fusion.inplace = _in_place(inputs, updates, fusion, bases)
