@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "conformance" / "fuzz"))
 import movement
 import work
 from cases import Argument, Case, Statement, moved
+from devices import aligned, made_there, on_device
 from drawing import Draw, overlaps
 from engines import Fault, run
 from generate import generate
@@ -418,3 +419,52 @@ def test_rounding_shows_where_it_is_all_that_is_left(
     assert judge.fault(Run([want + allowed], args), fused=True) is None
     assert judge.fault(Run([want + allowed], args)) is not None
     assert judge.fault(Run([want + wrong], args), fused=True) is not None
+
+
+def test_tensors_are_made_of_nothing_on_the_device() -> None:
+    assert made_there("v0 = torch.arange(6, 0, -1) * 0.5", "cuda") == (
+        "v0 = torch.arange(6, 0, -1, device='cuda') * 0.5"
+    )
+    assert made_there("v0 = torch.zeros_like(a0)", "cuda") == "v0 = torch.zeros_like(a0)"
+    statement = Statement("v0 = torch.ones(3) * a0", "make", ("v0",))
+    case = Case(0, (Argument("a0", ("torch.randn(3)",)),), (statement,), ("v0",))
+    assert "device='cpu'" in on_device(case, "cpu").code
+
+
+def test_what_does_not_run_on_a_device_is_left_out_with_what_reads_it() -> None:
+    texts = ("torch.randn(2, 3)", "torch.randn(2, 6)")
+    statements = (
+        Statement("v0 = a0 + 1", "binary", ("v0",)),
+        Statement("v1 = v0.view(2, 3)", "reshape", ("v1",)),  # not in the second world
+        Statement("v2 = v1 * 2", "binary", ("v2",)),
+        Statement("v2.zero_()", "update"),
+        Statement("v3 = v0 * 3", "binary", ("v3",)),
+    )
+    outputs = ("v2", "v3")
+    case = on_device(Case(0, (Argument("a0", texts),), statements, outputs), "cpu")
+    assert [s.text[:2] for s in case.statements] == ["v0", "v3"]
+    assert case.outputs == ("v3",)
+
+
+def test_attention_that_would_fault_on_a_device_is_left_out() -> None:
+    rows = "torch.randn(2, 3, 5, {})"
+    texts = {"a0": rows.format(4), "a1": rows.format(4), "a2": rows.format(7) + "[..., 2:6]"}
+    arguments = tuple(Argument(name, (text,)) for name, text in texts.items())
+    call = "F.scaled_dot_product_attention(a0, a1, {})"
+    statements = (
+        Statement("v0 = " + call.format("a1"), "attention", ("v0",)),
+        Statement("v1 = " + call.format("a2"), "attention", ("v1",)),
+    )
+    case = on_device(Case(0, arguments, statements, ("v0", "v1")), "cpu")
+    assert case.outputs == ("v0",)
+    x = torch.randn(2, 3, 5, 8)
+    kept = [x, x[..., :4], x[..., 4:], x[..., 1:4]]
+    assert all(map(aligned, kept))
+    assert not any(map(aligned, (x[..., 2:6], torch.randn(61)[1:].view(1, 3, 5, 4))))
+
+
+def test_a_device_that_is_lost_as_a_case_is_drawn_leaves_the_other_seeds() -> None:
+    lost = RuntimeError("CUDA error: misaligned address")
+    with patch.object(Task, "case", side_effect=lost):
+        outcome = run_seeds(Task("dvm", "cuda"), [3, 4, 5])
+    assert ([f.seed for f in outcome.findings], outcome.left) == ([3], [4, 5])

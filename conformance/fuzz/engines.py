@@ -78,9 +78,13 @@ def run(case: Case, engine: str, device: str, notes: Notes) -> None:
 def _judged(case: Case, engine: str, device: str, notes: Notes) -> None:
     try:
         judges = [Judge(case, world, device) for world in case.worlds]
-    except RuntimeError as error:
+        if device != "cpu":
+            torch.cuda.synchronize()
+    except torch.AcceleratorError as error:
         # What fails on the device itself, as an assertion does, is no missing kernel.
-        if device == "cpu" or isinstance(error, torch.AcceleratorError):
+        raise Fault(f"eager PyTorch: {error}") from error
+    except RuntimeError:
+        if device == "cpu":
             raise
         notes[NOT_RUN] += 1  # eager PyTorch has no kernel for it there
         return

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from cases import Case
+from devices import on_device
 from engines import NOT_RUN, Fault, run
 from generate import generate
 
@@ -90,12 +91,13 @@ class Task:
         """The seed's case. `plan` takes known sizes alone, the DVM more often from a seed on."""
         known = self.engine == "plan"
         known |= self.engine in ("dvm", "both") and seed >= SYMBOLIC_SEEDS and seed % 4 > 0
-        return generate(seed, symbolic=False if known else None, statements=self.statements)
+        case = generate(seed, symbolic=False if known else None, statements=self.statements)
+        return case if self.device == "cpu" else on_device(case, self.device)
 
     def engines_of(self, case: Case) -> list[tuple[str, Case]]:
         """How a seed's case is run: engines and their cases; none where it cannot be."""
-        if self.device != "cpu" and any(s.kind == "make" for s in case.statements):
-            return []  # tensors that the code makes are on the CPU
+        if not case.outputs:
+            return []  # eager PyTorch runs none of it on the device
         if self.engine in ("dvm", "both"):
             dynamo = bool(self.dynamo_each) and case.seed % self.dynamo_each == 0
             if self.engine == "both" and not (dynamo or case.symbolic):
@@ -123,6 +125,11 @@ def undrawn(task: Task, seed: int, error: Exception) -> Finding:
     """The finding that no case could be drawn for a seed: a fault of the fuzzer's own."""
     where = "".join(traceback.format_exception(error, limit=-4))
     return Finding(seed, task.engine, f"drawing it: {type(error).__name__}: {error}", where)
+
+
+def lost(task: Task, found: Finding) -> bool:
+    """Is the device lost to this process? After such an error nothing else runs there."""
+    return task.device != "cpu" and "CUDA" in found.what
 
 
 def _finding(engine: str, case: Case, device: str, notes: Counter[str]) -> Finding | None:
@@ -170,7 +177,11 @@ def run_seeds(task: Task, seeds: Sequence[int], until: float = math.inf) -> Outc
         try:
             case = task.case(seed)
         except Exception as error:
-            outcome.findings.append(undrawn(task, seed, error))
+            found = undrawn(task, seed, error)
+            outcome.findings.append(found)
+            if lost(task, found):
+                outcome.left = list(seeds[k + 1 :])
+                break
             continue
         outcome.symbolic += case.symbolic
         outcome.statements += len(case.statements)
@@ -180,8 +191,7 @@ def run_seeds(task: Task, seeds: Sequence[int], until: float = math.inf) -> Outc
         faulthandler.cancel_dump_traceback_later()
         if found is not None:
             outcome.findings.append(found)
-            if task.device != "cpu" and "CUDA" in found.what:
-                # After such an error nothing else runs on the device in this process.
+            if lost(task, found):
                 outcome.left = list(seeds[k + 1 :])
                 break
     torch._dynamo.reset()

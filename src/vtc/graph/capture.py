@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from vtc import errors
 from vtc.graph import program
 from vtc.graph.functional import traced
+from vtc.graph.literals import placed
 from vtc.graph.memory_format import Laid, misjudged, scatter_densely
 from vtc.graph.program import InputView, Program
 from vtc.graph.strides import alike, is_empty, restrided
@@ -69,6 +70,7 @@ def capture(
     drop_unused_attributes(trace)
     trace, literals = lift_attributes(trace)  # what torch.tensor([...]) in the model makes
     updates = tidy(trace, updated)
+    literals = placed(trace, literals)
     result = program.build(trace, updates, (*constants, *literals), aliases, storages)
     return explicit_autocast(result) if ambient_autocast(result) else result
 

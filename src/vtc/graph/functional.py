@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
-from vtc.graph.memory_format import laid_out
+from vtc.graph.memory_format import laid_out, returns_its_input
 from vtc.graph.out_of_place import out_of_place
 
 aten = torch.ops.aten
@@ -86,7 +86,7 @@ def _repeats_nothing(tensor: torch.Tensor, size: Sequence[Any], **_: Any) -> boo
 class _Functional(FunctionalTensorMode):
     """Takes operators apart in which writes would be lost, or rounded: what is written through an
     expanded tensor is added to its base, as a difference. Activations in place become new values
-    of their tensors."""
+    of their tensors, and cuDNN's norms of inference those of no library."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -107,15 +107,27 @@ class _Functional(FunctionalTensorMode):
             args[0].commit_update()
             args[0].sync()
             return args[0]
-        if _returns_its_input(func, args):
+        if returns_its_input(func, args):
             with self:
                 return aten.alias.default(args[0])
         if _unbinds_symbols(func, args):
             with self:
                 return _selected(*args)
+        if func is aten.cudnn_batch_norm.default and not args[5]:
+            with self:
+                return _cudnn_inference(*args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         with self:
             return laid_out(func, args, kwargs or {}, result)
+
+
+def _cudnn_inference(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, _: bool, momentum: Any, eps: Any
+) -> tuple[torch.Tensor, ...]:
+    """A batch norm of inference that eager PyTorch calls cuDNN for, on a dense input: as the
+    operator that is read in any strides, and generated."""
+    norm = aten._native_batch_norm_legit_no_training.default
+    return (*norm(x, weight, bias, mean, var, momentum, eps), x.new_empty((0,), dtype=torch.uint8))
 
 
 def functional(
@@ -205,11 +217,6 @@ class _Updates(Exception):  # noqa: N818 - a finding about a graph
     """The graph updates a tensor."""
 
 
-def _returns_its_input(func: Any, args: Sequence[Any]) -> bool:
-    """Is it a dropout that drops nothing? In some releases its fake is a new tensor."""
-    return func is aten.dropout.default and (not args[2] or args[1] == 0)
-
-
 def _unbinds_symbols(func: Any, args: Sequence[Any]) -> bool:
     """Is it an unbind of a dimension whose size is a symbol? In some releases it is one of each
     part too, whose fakes keep that dimension."""
@@ -253,7 +260,7 @@ class _Plain(_Functional):
             return laid_out(func, args, kwargs, normalized)
         if not isinstance(func, torch._ops.OpOverload) or func in _NORMS:
             raise _Updates
-        if _returns_its_input(func, args):
+        if returns_its_input(func, args):
             with self:
                 return aten.alias.default(args[0])
         if _unbinds_symbols(func, args):

@@ -49,6 +49,7 @@ from torch._prims_common import (
     suggest_memory_format,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -105,6 +106,19 @@ _SCATTERS = frozenset(
         aten.as_strided_scatter.default,
     }
 )
+
+
+def returns_its_input(func: Any, args: Sequence[Any]) -> bool:
+    """Does an operator give its input, as a view? The fake may be a new tensor.
+
+    A dropout that drops nothing, and away from a CPU a channel shuffle that moves no channel.
+    """
+    if func is aten.dropout.default:
+        return not args[2] or args[1] == 0
+    if func not in (aten.channel_shuffle.default, aten.native_channel_shuffle.default):
+        return False
+    x, groups = args
+    return x.device.type != "cpu" and (groups == 1 or statically_known_true(x.shape[1] == groups))
 
 
 def laid_out(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
@@ -227,6 +241,8 @@ class Laid(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if returns_its_input(func, args):
+            return aten.alias.default(args[0])
         kwargs = kwargs or {}
         return laid_out(func, args, kwargs, func(*args, **kwargs))
 
@@ -319,6 +335,6 @@ def misjudged(node: fx.Node) -> bool:
     if not isinstance(x, torch.Tensor) or not isinstance(found, torch.Tensor):
         return True
     if x.device.type != "cpu":
-        return False
+        return name == "channel_shuffle"
     lies = found.is_contiguous(memory_format=suggest_memory_format(x))
     return not lies or (name == "channel_shuffle" and _shares(x, found))

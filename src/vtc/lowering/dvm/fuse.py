@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from vtc.index import Fill, Piece, Size, affine, sizes, substitution
+from vtc.lowering.dvm.alignment import as_aligned, reads_vectors
 from vtc.lowering.dvm.domain import Domain, Index, choose, pointwise
 from vtc.lowering.dvm.instructions import Cut, Needs, Split
 from vtc.lowering.dvm.memory import Home, View, same_layout
@@ -251,6 +252,13 @@ class Fusion(KernelWriter):
             home = self.also.get(shown.base) or self.homes[shown.base]
             offset = sizes.add(home.offset, shown.offset)
             return TensorRef(home.buffer, (shown.shape, shown.stride, offset))
+        reference = self.located(node)
+        if reads_vectors(call) and not as_aligned(node, reference, self.fakes, self.spaces):
+            return self.laid_apart(node, self.stride_of(reference))
+        return reference
+
+    def located(self, node: Node) -> TensorRef:
+        """The node as a tensor with eager PyTorch's strides, where those can be had."""
         reference = self.view(node)
         if reference is None:
             home = self.traced_home(node)
@@ -263,8 +271,10 @@ class Fusion(KernelWriter):
             # Strides of dimensions of one element tell PyTorch's kernels memory formats.
             offset = reference.view[2] if reference.view else 0
             return self.reference(reference.space, node.shape, stride, offset)
-        if not self.dense(node):
-            return reference
+        return self.laid_apart(node, stride) if self.dense(node) else reference
+
+    def laid_apart(self, node: Node, stride: tuple[Size, ...]) -> TensorRef:
+        """A copy of the node in memory of its own."""
         space = self.space(Space("made", node.dtype, node.shape, stride))
         self.store_copy(node, Home(space, 0, stride))
         return TensorRef(space)
