@@ -1,7 +1,7 @@
 """What NVIDIA's compute-sanitizer watches of the DVM's kernels (benchmarks/sanitize.py).
 
-Small tensors of ragged shapes, each family of kernels in turn; what is expected is computed on the CPU
-in float64, so that hardly a library's kernel runs under the sanitizer, which costs seconds.
+Small tensors of ragged shapes, each family of kernels in turn; what is expected is computed on
+the CPU in float64, so that hardly a library's kernel runs under the sanitizer, which costs seconds.
 """
 
 import pytest
