@@ -187,13 +187,15 @@ def measure(operator: Operator, shape: Shape, own: Prepared, workers: int) -> di
     call_us = in_turns(own.calls)
     wall_us = in_turns(own.calls, turns=3, clock=wall_microseconds)
     graphs = {}
+    # As many calls for every system: what a replay costs beside its kernels is shared by them.
+    count = int(min(max(200.0 / min(call_us.values(), default=1.0), 2), 20))
     for name, call in own.calls.items():
         try:
-            graphs[name] = _captured(call, call_us[name])
+            graphs[name] = _captured(call, count)
         except RuntimeError as error:
             own.failed[f"{name} in a graph"] = str(error)[:300]
-    device_us = in_turns({n: g.replay for n, (g, _) in graphs.items()})
-    device_us = {n: t / graphs[n][1] for n, t in device_us.items()}
+    device_us = in_turns({n: g.replay for n, g in graphs.items()})
+    device_us = {n: t / count for n, t in device_us.items()}
     compile_ms = {n: max(own.first_ms[n] - call_us[n] * 1e-3, 0.0) for n in own.calls}
     return {
         "operator": operator.name,
@@ -248,15 +250,14 @@ def in_turns(
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def _captured(call: Callable[[], Any], us: float) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A CUDA graph of calls in a row, whose replay is the time of their kernels; and how many."""
-    count = int(min(max(200.0 / us, 2), 20))
+def _captured(call: Callable[[], Any], count: int) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of so many calls in a row, whose replay is the time of their kernels."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         for _ in range(count):
             call()
-    return graph, count
+    return graph
 
 
 def _work(

@@ -1,4 +1,4 @@
-"""NVIDIA's compute-sanitizer over a representative test of every family of our Triton kernels.
+"""NVIDIA's compute-sanitizer over a representative test of every family of our kernels.
 
     python benchmarks/sanitize.py [--tool memcheck] [--families decode,matmul] [--seconds 60]
 
@@ -40,6 +40,10 @@ FAMILIES = {
     "matmul": ("sanitized", "test_matmul"),
     "convolution": ("sanitized", "convolution"),
     "depthwise": ("sanitized", "test_depthwise"),
+    "dvm maps": ("sanitized_dvm", "test_rows and map"),
+    "dvm norms": ("sanitized_dvm", "test_rows and (norm or softmax) or test_rotary"),
+    "dvm interpreter": ("sanitized_dvm", "test_interpreted"),
+    "dvm launches": ("sanitized_dvm", "test_together"),
 }
 """Family -> the file of tests/gpu, and which of its tests."""
 

@@ -169,14 +169,21 @@ def test_the_interpreter_compiles_without_a_gpu_within_its_registers():
 
 
 # Of kernels that are operations on rows: what the threads of their largest blocks may have.
+GROUPS = [f"{t}_{n}{a}" for t in ("bf16", "f16") for a in ("", "_any") for n in (1, 2)]
+GROUPS += ["f32_1", "f32_2"]
+FORMS = ("unary", "binary", "gate", "bias", "choose", "any")
 REGISTERS = {
-    "vtc_map": 64,
+    "vtc_map": 80,
     "vtc_map_halves": 42,
     "vtc_norm": 128,
-    "vtc_norm_halves": 80,
     "vtc_softmax": 80,
-    "vtc_softmax_halves": 64,
     "vtc_rotary": 80,
+    **{
+        f"vtc_norm_{g}": 64 if "_1" in g else 80 if g in ("bf16_2", "f16_2") else 128
+        for g in GROUPS
+    },
+    **{f"vtc_softmax_{g}": 80 if "f32" in g else 64 for g in GROUPS},
+    **{f"vtc_flat_{t}_{f}": 48 for t in ("bf16", "f16", "f32") for f in FORMS},
 }
 
 
@@ -347,26 +354,54 @@ def rows_of(monkeypatch, run, *args):
     return on_the_twin(run, *args)[0], kinds
 
 
-# RowsFunction of device_rows.h.
-MAP, MAP_HALVES, NORM, NORM_HALVES, SOFTMAX, SOFTMAX_HALVES, ROTARY = range(7)
+# RowsFunction of device_rows.h, by name.
+FUNCTIONS = [
+    *("map", "map_halves", "norm", "softmax", "rotary"),
+    *(f"{kind}_{g}" for kind in ("norm", "softmax") for g in GROUPS),
+    *(f"flat_{t}_{f}" for t in ("bf16", "f16", "f32") for f in FORMS),
+]
+ROTARY = FUNCTIONS.index("rotary")
 functional = torch.nn.functional
-KINDS = {"map": MAP, "norm": NORM, "softmax": SOFTMAX}  # of ROW_OPERATORS
-ALONE = ("copy", "unary", "two unary ones")
 ROW_SHAPES = [(1, 73), (5, 7), (23, 333), (9, 4096), (40, 512), (600, 40), (2, 5120), (2, 7777)]
+FORM_OF = {
+    "copy": "unary",
+    "unary": "unary",
+    "two unary ones": "any",
+    "binary": "binary",
+    "by a number": "binary",
+    "gate": "gate",
+    "gate the other way round": "any",
+    "bias and activation": "bias",
+    "square of itself": "binary",
+    "choice": "choose",
+    "choice of operands": "choose",
+}
+
+
+def expected_function(name, shape, dtype):
+    """The function that contiguous operands of a shape call for, on a device of one processor."""
+    kind, columns = ROW_OPERATORS[name][0], shape[1]
+    short = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
+    if kind == "map":
+        return f"flat_{short}_{FORM_OF[name]}"
+    ragged = columns % 8 != 0
+    if ragged and dtype == torch.float32:
+        return kind
+    groups = (columns + (7 if ragged else 0) + 7) // 8
+    few = groups <= 512 and shape[0] * groups <= 1024
+    return f"{kind}_{short}_{1 if few else 2}{'_any' if ragged else ''}"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ROW_OPERATORS)
 def test_operations_on_rows_are_kernels_of_their_own(monkeypatch, name, dtype):
-    kind, run = KINDS[ROW_OPERATORS[name][0]], ROW_OPERATORS[name][1]
+    run = ROW_OPERATORS[name][1]
     for shape in ROW_SHAPES:
         generator = torch.Generator().manual_seed(shape[1])
         x, y = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
         w = torch.randn(shape[1], generator=generator).to(dtype)
         found, kinds = rows_of(monkeypatch, run, x, y, w)
-        grouped = x.numel() % 8 == 0 if kind == MAP else shape[1] % 8 == 0
-        halves = grouped and dtype != torch.float32 and (kind != MAP or name in ALONE)
-        assert kinds == [kind + halves]
+        assert [FUNCTIONS[kind] for kind in kinds] == [expected_function(name, shape, dtype)]
         expected = run(x.float(), y.float(), w.float())
         tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-5}[dtype]
         for got, want in zip(tuples(found), tuples(expected), strict=True):

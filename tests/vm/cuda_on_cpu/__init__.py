@@ -119,9 +119,9 @@ def judge(fault: np.ndarray) -> None:
         raise IndexError(f"fault {word:#x}")
 
 
-def launch_rows(rows: bytes, function: int, blocks: int) -> None:
-    """Runs a kernel of rows.h, a block after another."""
-    library().vtc_rows_on_host(ctypes.c_char_p(rows), function, min(blocks, 1 << 30))
+def launch_rows(argument: bytes, function: int, blocks: int, threads: int) -> None:
+    """Runs a kernel of rows.h or flat.h, a block after another."""
+    library().vtc_rows_on_host(ctypes.c_char_p(argument), function, min(blocks, 1 << 30), threads)
 
 
 def launch(

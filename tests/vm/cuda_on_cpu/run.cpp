@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include "../../../src/vtc/vm/cuda/flat.cuh"
 #include "../../../src/vtc/vm/cuda/launch.cuh"
 #include "../../../src/vtc/vm/cuda/rows.cuh"
 
@@ -57,28 +58,66 @@ extern "C" void vtc_run_on_host(const uint64_t* words, int count, unsigned* plac
   }
 }
 
+using Kernel = std::function<void(const void* argument, unsigned block, unsigned blocks)>;
+
+template <class Memory>
+Kernel norm_kernel() {
+  return [](const void* rows, unsigned block, unsigned blocks) {
+    float* kept = reinterpret_cast<float*>(vtc::shared_memory());
+    vtc::norm_rows<Memory>(*static_cast<const vtc::Rows*>(rows), block, blocks, kept);
+  };
+}
+
+template <class Memory>
+Kernel softmax_kernel() {
+  return [](const void* rows, unsigned block, unsigned blocks) {
+    float* kept = reinterpret_cast<float*>(vtc::shared_memory());
+    vtc::softmax_rows<Memory>(*static_cast<const vtc::Rows*>(rows), block, blocks, kept);
+  };
+}
+
+template <int kType, int kForm>
+Kernel flat_kernel() {
+  return [](const void* flat, unsigned block, unsigned) {
+    vtc::run_flat<kType, kForm>(*static_cast<const vtc::Flat*>(flat), block);
+  };
+}
+
+Kernel rows_kernel(void (*run)(const vtc::Rows&, unsigned)) {
+  return [=](const void* rows, unsigned block, unsigned) {
+    run(*static_cast<const vtc::Rows*>(rows), block);
+  };
+}
+
+// In the order of RowsFunction (device_rows.h).
+const std::vector<Kernel>& row_kernels() {
+#define VTC_NORM(NAME, TYPE, GROUPS, ANY) norm_kernel<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>(),
+#define VTC_SOFTMAX(NAME, TYPE, GROUPS, ANY) softmax_kernel<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>(),
+#define VTC_FLAT_KERNEL(NAME, TYPE, FORM) flat_kernel<vtc::TYPE, vtc::FORM>(),
+  static const std::vector<Kernel> all{
+      rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::map_rows(d, block); }),
+      rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::map_halves(d, block); }),
+      norm_kernel<vtc::RowElements>(),
+      softmax_kernel<vtc::RowElements>(),
+      rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::rotary_rows(d, block); }),
+      VTC_ROW_GROUPS(VTC_NORM) VTC_ROW_GROUPS(VTC_SOFTMAX) VTC_FLAT(VTC_FLAT_KERNEL)};
+#undef VTC_NORM
+#undef VTC_SOFTMAX
+#undef VTC_FLAT_KERNEL
+  return all;
+}
+
 // Runs a kernel that is an operation on rows, by the function that `launch_of` names, a block after another.
-extern "C" void vtc_rows_on_host(const vtc::Rows* rows, int function, unsigned grid) {
+extern "C" void vtc_rows_on_host(const void* argument, int function, unsigned grid, int threads) {
+  const Kernel& kernel = row_kernels()[function];
   grid_size.x = grid;
   for (block_index.x = 0; block_index.x < grid; ++block_index.x) {
     Shared shared(vtc::kRowsSharedBytes);
     std::memset(shared.data(), 0xa5, shared.size());
     Block block;
     block.shared = shared.data();
-    block.threads = rows->threads;
-    block.work = [&] {
-      float* kept = reinterpret_cast<float*>(vtc::shared_memory());
-      unsigned own = block_index.x;
-      switch (function) {
-        case 0: return vtc::map_rows(*rows, own);
-        case 1: return vtc::map_halves(*rows, own);
-        case 2: return vtc::norm_rows<false>(*rows, own, grid, kept);
-        case 3: return vtc::norm_rows<true>(*rows, own, grid, kept);
-        case 4: return vtc::softmax_rows<false>(*rows, own, grid, kept);
-        case 5: return vtc::softmax_rows<true>(*rows, own, grid, kept);
-        default: return vtc::rotary_rows(*rows, own);
-      }
-    };
+    block.threads = threads;
+    block.work = [&] { kernel(argument, block_index.x, grid); };
     block.start();
     while (block.step()) {
     }

@@ -2,6 +2,7 @@
 // too many for that, or are to be replaced between replays; they are read from shared memory.
 #include "ptx.cuh"
 
+#include "flat.cuh"
 #include "launch.cuh"
 #include "rows.cuh"
 
@@ -12,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(vtc::kThreads, vtc::kBlocks)
 
 // Kernels that are one operation on rows (rows.h). Those of `_halves` have elements of 16 bits alone,
 // which are moved in groups.
-extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 4)
+extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 3)
     vtc_map(const __grid_constant__ vtc::Rows rows) {
   vtc::map_rows(rows, blockIdx.x);
 }
@@ -27,14 +28,32 @@ extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 3)
   vtc::rotary_rows(rows, blockIdx.x);
 }
 
-#define VTC_ROWS(NAME, FUNCTION, THREADS)                                                  \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                 \
+#define VTC_ROWS(NAME, FUNCTION, THREADS, BLOCKS)                                          \
+  extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                            \
       NAME(const __grid_constant__ vtc::Rows rows) {                                       \
     FUNCTION(rows, blockIdx.x, gridDim.x, reinterpret_cast<float*>(vtc::shared_memory())); \
   }
+VTC_ROWS(vtc_norm, vtc::norm_rows<vtc::RowElements>, 512, 1)
+VTC_ROWS(vtc_softmax, vtc::softmax_rows<vtc::RowElements>, 768, 1)
+
 // So many threads that the registers are those that `launch_of` counts with.
-VTC_ROWS(vtc_norm, vtc::norm_rows<false>, 512)
-VTC_ROWS(vtc_norm_halves, vtc::norm_rows<true>, 768)
-VTC_ROWS(vtc_softmax, vtc::softmax_rows<false>, 768)
-VTC_ROWS(vtc_softmax_halves, vtc::softmax_rows<true>, 1024)
+#define VTC_NORM(NAME, TYPE, GROUPS, ANY)                                              \
+  VTC_ROWS(vtc_norm_##NAME, (vtc::norm_rows<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>), \
+           GROUPS == 1 ? 512 : ANY || vtc::TYPE == vtc::T_F32 ? 512 : 768, GROUPS == 1 ? 2 : 1)
+VTC_ROW_GROUPS(VTC_NORM)
+#undef VTC_NORM
+#define VTC_SOFTMAX(NAME, TYPE, GROUPS, ANY)                                                 \
+  VTC_ROWS(vtc_softmax_##NAME, (vtc::softmax_rows<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>), \
+           vtc::TYPE == vtc::T_F32 ? 768 : 1024, 1)
+VTC_ROW_GROUPS(VTC_SOFTMAX)
+#undef VTC_SOFTMAX
 #undef VTC_ROWS
+
+// Pointwise kernels on tensors without gaps (flat.h).
+#define VTC_FLAT_KERNEL(NAME, TYPE, FORM)                                  \
+  extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 5)    \
+      vtc_flat_##NAME(const __grid_constant__ vtc::Flat flat) {            \
+    vtc::run_flat<vtc::TYPE, vtc::FORM>(flat, blockIdx.x);                 \
+  }
+VTC_FLAT(VTC_FLAT_KERNEL)
+#undef VTC_FLAT_KERNEL

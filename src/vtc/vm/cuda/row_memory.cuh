@@ -46,7 +46,6 @@ struct RowSpot {
     return bits;
   }
 };
-constexpr uint32_t kAllLive = (1u << kElements) - 1;
 
 __device__ __forceinline__ uint32_t element_bits(const char* at, int size) {
   return size == 2 ? *reinterpret_cast<const uint16_t*>(at) : *reinterpret_cast<const uint32_t*>(at);

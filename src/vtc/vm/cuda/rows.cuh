@@ -1,62 +1,14 @@
 // Kernels that are one operation on rows: see rows.h.
 //
-// A warp has a row, or all warps of a block do, and takes rows in turn; what is next of them is
-// loaded while one is computed. Where elements are moved in groups a thread has two groups of a row, else
-// elements `lanes` apart, so that threads side by side read side by side.
+// Some lanes of a warp have a row, or a warp, or all warps of a block; they take rows in turn, and what
+// is next of them is loaded while one is computed. Where elements are moved in groups a thread has one or
+// two groups of a row, else elements `lanes` apart, so that threads side by side read side by side.
 #pragma once
 
-#include "row_memory.cuh"
+#include "row_operators.cuh"
+#include "row_vectors.cuh"
 
 namespace vtc {
-
-// A = op(A).
-__device__ __forceinline__ void apply(int op, Values& a) {
-  switch (op) {
-#define VTC_CASE(OP, RESULT) \
-  case OP: return each(a, [](float x) { return RESULT; });
-    VTC_UNARY(VTC_CASE)
-#undef VTC_CASE
-    case D_BF16: return round_bf16(a);
-    case D_F16: return round_f16(a);
-    default: return;
-  }
-}
-
-// A = op(A, B).
-__device__ __forceinline__ void apply(int op, Values& a, const Values& b) {
-  switch (op) {
-#define VTC_CASE(OP, RESULT) \
-  case OP: return each(a, b, [](float x, float y) { return RESULT; });
-    VTC_BINARY(VTC_CASE)
-#undef VTC_CASE
-    default: return;
-  }
-}
-
-// A = op(A, B), of those that a choice is between.
-__device__ __forceinline__ void apply_simple(int op, Values& a, const Values& b) {
-  switch (op) {
-    case D_ADD: return each(a, b, [](float x, float y) { return x + y; });
-    case D_SUB: return each(a, b, [](float x, float y) { return x - y; });
-    case D_RSUB: return each(a, b, [](float x, float y) { return y - x; });
-    case D_MUL: return each(a, b, [](float x, float y) { return x * y; });
-    case D_MINIMUM: return each(a, b, [](float x, float y) { return smaller(x, y); });
-    case D_MAXIMUM: return each(a, b, [](float x, float y) { return larger(x, y); });
-    case D_B_TO_A: return each(a, b, [](float, float y) { return y; });
-    default: return;
-  }
-}
-
-__device__ __forceinline__ bool compare(int op, float x, float y) {
-  switch (op) {
-    case D_EQ: return x == y;
-    case D_NE: return x != y;
-    case D_LT: return x < y;
-    case D_LE: return x <= y;
-    case D_GT: return x > y;
-    default: return x >= y;
-  }
-}
 
 // The row and the elements that a thread has of one part of a row, or of several rows. False if it has
 // none.
@@ -106,15 +58,7 @@ __device__ __forceinline__ void map_rows(const Rows& d, unsigned block) {
     if (d.y.address) take_cut(d, s, d.y, own, b);
   }
   if (d.kind == ROWS_CHOOSE) {
-    uint32_t chosen = 0;
-#pragma unroll
-    for (int n = 0; n < kElements; ++n)
-      chosen |= static_cast<uint32_t>(compare(d.compare, a.x[n], d.number)) << n;
-    Values other = a;
-    apply_simple(d.second, a, b);
-    apply_simple(d.third, other, b);
-#pragma unroll
-    for (int n = 0; n < kElements; ++n) a.x[n] = chosen >> n & 1 ? a.x[n] : other.x[n];
+    choose(d.compare, d.number, d.second, d.third, a, b);
     return put_row<true>(d, s, d.out, own, a);
   }
   apply(d.first, a);
@@ -161,9 +105,9 @@ __device__ __forceinline__ void rotary_rows(const Rows& d, unsigned block) {
   put_row<false>(d, s, d.out, own, b);
 }
 
-// A warp, or all of a block, that has rows together.
+// Threads that have rows together: `width` lanes of a warp, or all of a block.
 struct RowTeam {
-  int thread, warps;
+  int thread, width, warps;
   float* kept;
   int turn = 0;
 
@@ -171,7 +115,8 @@ struct RowTeam {
   template <class F>
   __device__ __forceinline__ float fold(float part, F f) {
 #pragma unroll
-    for (int lane = 16; lane; lane /= 2) part = f(part, __shfl_xor_sync(0xffffffffu, part, lane));
+    for (int lane = 16; lane; lane /= 2)
+      if (lane < width) part = f(part, __shfl_xor_sync(0xffffffffu, part, lane));
     if (warps == 1) return part;
     float* own = kept + turn * kMostRowWarps;
     turn ^= 1;
@@ -189,79 +134,82 @@ struct RowTeam {
     float x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int n = 1; n < 8; ++n) x[n] = n < count ? x[n] : F::none();
+    return fold_in_thread(x, f);
+  }
+
+  template <int kCount, class F>
+  static __device__ __forceinline__ float fold_in_thread(const float (&a)[kCount], F f) {
+    float x[kCount / 2];
 #pragma unroll
-    for (int half = 4; half; half /= 2)
+    for (int n = 0; n < kCount / 2; ++n) x[n] = f(a[n], a[n + kCount / 2]);
+#pragma unroll
+    for (int half = kCount / 4; half; half /= 2)
 #pragma unroll
       for (int n = 0; n < half; ++n) x[n] = f(x[n], x[n + half]);
     return x[0];
   }
 
-  template <class F>
-  __device__ __forceinline__ float fold(const Values& a, F f) {
-    float x[kElements / 2];
-#pragma unroll
-    for (int n = 0; n < kElements / 2; ++n) x[n] = f(a.x[n], a.x[n + kElements / 2]);
-#pragma unroll
-    for (int half = kElements / 4; half; half /= 2)
-#pragma unroll
-      for (int n = 0; n < half; ++n) x[n] = f(x[n], x[n + half]);
-    return fold(x[0], f);
+  template <int kCount, class F>
+  __device__ __forceinline__ float fold(const ValuesOf<kCount>& a, F f) {
+    return fold(fold_in_thread(a.x, f), f);
   }
 };
 
-// Elements beyond the end of a row are `none`.
-__device__ __forceinline__ void leave(uint32_t live, float none, Values& a) {
-  if (live == kAllLive) return;
-#pragma unroll
-  for (int n = 0; n < kElements; ++n) a.x[n] = live >> n & 1 ? a.x[n] : none;
-}
-
-// Which rows a thread's team has: from `row` on, `step` apart.
+// Which rows a thread's team has: row `ahead` behind `first`, then `step` further on. `first` is the same
+// for all threads that meet in folds; a team that is beyond the last row computes that one once more,
+// and stores nothing.
 struct RowTurns {
   RowTeam team;
-  RowSpot spot;
-  int row, step;
+  int slot, first, ahead, step;
 
-  static __device__ __forceinline__ bool alone(const Rows& d) {
-    return d.lanes == 32 || d.threads > d.lanes;
+  __device__ __forceinline__ RowTurns(const Rows& d, unsigned block, unsigned blocks, float* kept)
+      : team{own_thread(), d.lanes < 32 ? d.lanes : 32, d.lanes < 32 ? 1 : d.lanes / 32, kept} {
+    unsigned thread = static_cast<unsigned>(team.thread), lanes = static_cast<unsigned>(d.lanes);
+    unsigned teams = static_cast<unsigned>(d.threads) / lanes, own = thread / lanes;
+    ahead = static_cast<int>(lanes < 32 ? thread % 32 / lanes : 0);
+    slot = static_cast<int>(thread - own * lanes);
+    first = static_cast<int>(block * teams + own) - ahead;
+    step = static_cast<int>(blocks * teams);
   }
-
-  __device__ __forceinline__ RowTurns(const Rows& d, bool aligned, unsigned block, unsigned blocks,
-                                      float* kept)
-      : team{own_thread(), alone(d) ? 1 : d.lanes / 32, kept},
-        spot(alone(d) ? team.thread % 32 : team.thread, d, aligned) {
-    int teams = d.threads / d.lanes;
-    row = static_cast<int>(block) * teams + (alone(d) ? team.thread / 32 : 0);
-    step = static_cast<int>(blocks) * teams;
+  __device__ __forceinline__ bool has(int at, const Rows& d) const { return at + ahead < d.rows; }
+  __device__ __forceinline__ int row(int at, const Rows& d) const {
+    return has(at, d) ? at + ahead : d.rows - 1;
   }
 };
 
-template <bool kHalves>
+template <class Memory>
 __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigned blocks, float* kept) {
-  RowTurns t(d, kHalves || d.aligned, block, blocks, kept);
-  const RowSpot& s = t.spot;
-  uint32_t live = s.live();
-  Raw<kHalves> x, y, scale, shift;
-  if (t.row < d.rows) {
-    issue(d, s, d.x, t.row, x);
-    if (d.y.address) issue(d, s, d.y, t.row, y);
-  }
-  if (d.scale.address) issue(d, s, d.scale, 0, scale);
-  if (d.shift.address) issue(d, s, d.shift, 0, shift);
+  RowTurns t(d, block, blocks, kept);
+  Memory m(d, t.slot);
+  typename Memory::Row x, y;
+  typename Memory::Shared scale, shift;
+  int lead = 0;
+  auto load = [&](int at) {
+    int row = t.row(at, d);
+    lead = m.lead(row);
+    m.issue(d.x, row, lead, x);
+    if (d.y.address) m.issue(d.y, row, lead, y);
+  };
+  auto load_shared = [&] {
+    if (d.scale.address) m.issue_shared(d.scale, lead, scale);
+    if (d.shift.address) m.issue_shared(d.shift, lead, shift);
+  };
+  if (t.first < d.rows) load(t.first);
+  if (!Memory::kSharedByRow) load_shared();
 #pragma unroll 1
-  for (int row = t.row; row < d.rows; row += t.step) {
-    Values a, b;
-    take(s, d.x.type, x, a);
+  for (int at = t.first; at < d.rows; at += t.step) {
+    if (Memory::kSharedByRow) load_shared();
+    int row = t.row(at, d), own_lead = lead;
+    bool has = t.has(at, d);
+    uint32_t live = m.live(own_lead);
+    ValuesOf<Memory::kCount> a, b;
+    m.take(d.x, x, a);
     if (d.y.address) {
-      take(s, d.y.type, y, b);
+      m.take(d.y, y, b);
       each(a, b, [](float p, float q) { return p + q; });
     }
-    int next = row + t.step;
-    if (next < d.rows) {
-      issue(d, s, d.x, next, x);
-      if (d.y.address) issue(d, s, d.y, next, y);
-    }
-    if (d.sum.address) put_row<false>(d, s, d.sum, row, a);
+    if (at + t.step < d.rows) load(at + t.step);
+    if (d.sum.address && has) m.put(d.sum, row, own_lead, a);
     if (d.centered) {
       float mean = quotient(t.team.fold(a, Sum()), d.count);
       each(a, [=](float p) { return p - mean; });
@@ -274,42 +222,47 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
     if (d.first == D_BF16) round_bf16(a);
     if (d.first == D_F16) round_f16(a);
     // Unpacked for each row: there are no registers to keep them in.
-#pragma unroll
-    for (uint32_t& w : scale.w) renew(w);
-#pragma unroll
-    for (uint32_t& w : shift.w) renew(w);
+    m.renew_shared(scale);
+    m.renew_shared(shift);
     if (d.scale.address) {
-      take(s, d.scale.type, scale, b);
+      m.take(d.scale, scale, b);
       each(a, b, [](float p, float q) { return p * q; });
     }
     if (d.shift.address) {
-      take(s, d.shift.type, shift, b);
+      m.take(d.shift, shift, b);
       each(a, b, [](float p, float q) { return p + q; });
     }
-    put_row<false>(d, s, d.out, row, a);
+    if (has) m.put(d.out, row, own_lead, a);
   }
 }
 
-template <bool kHalves>
+template <class Memory>
 __device__ __forceinline__ void softmax_rows(const Rows& d, unsigned block, unsigned blocks,
                                              float* kept) {
-  RowTurns t(d, kHalves || d.aligned, block, blocks, kept);
-  const RowSpot& s = t.spot;
-  uint32_t live = s.live();
-  Raw<kHalves> x;
-  if (t.row < d.rows) issue(d, s, d.x, t.row, x);
+  RowTurns t(d, block, blocks, kept);
+  Memory m(d, t.slot);
+  typename Memory::Row x;
+  int lead = 0;
+  auto load = [&](int at) {
+    int row = t.row(at, d);
+    lead = m.lead(row);
+    m.issue(d.x, row, lead, x);
+  };
+  if (t.first < d.rows) load(t.first);
 #pragma unroll 1
-  for (int row = t.row; row < d.rows; row += t.step) {
-    Values a;
-    take(s, d.x.type, x, a);
-    if (row + t.step < d.rows) issue(d, s, d.x, row + t.step, x);
+  for (int at = t.first; at < d.rows; at += t.step) {
+    int row = t.row(at, d), own_lead = lead;
+    uint32_t live = m.live(own_lead);
+    ValuesOf<Memory::kCount> a;
+    m.take(d.x, x, a);
+    if (at + t.step < d.rows) load(at + t.step);
     leave(live, Most::none(), a);
     float most = t.team.fold(a, Most());
     each(a, [=](float p) { return expf(p - most); });
     leave(live, 0.0f, a);
     float part = quotient(1.0f, t.team.fold(a, Sum()));
     each(a, [=](float p) { return p * part; });
-    put_row<false>(d, s, d.out, row, a);
+    if (t.has(at, d)) m.put(d.out, row, own_lead, a);
   }
 }
 

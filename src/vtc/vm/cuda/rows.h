@@ -46,10 +46,24 @@ struct Rows {
   int32_t threads;          // of a block
   int32_t lanes;            // that have a row together, or a part of it
   int32_t parts;            // of a row: blocks
-  int32_t aligned;          // groups of 8 elements are moved at once
+  int32_t aligned;          // groups of 8 elements are moved at once; of the functions for any types
   int32_t centered;         // of ROWS_NORM
   int32_t first, second, third, last, compare;
   float number, count;
 };
+
+// Functions of norms and softmax for elements of one type: X(name, type, groups of a thread, whether
+// rows may begin anywhere). Elements of 4 bytes that do are loaded one by one as fast.
+#define VTC_ROW_GROUPS(X)          \
+  X(bf16_1, T_BF16, 1, false)      \
+  X(bf16_2, T_BF16, 2, false)      \
+  X(bf16_1_any, T_BF16, 1, true)   \
+  X(bf16_2_any, T_BF16, 2, true)   \
+  X(f16_1, T_F16, 1, false)        \
+  X(f16_2, T_F16, 2, false)        \
+  X(f16_1_any, T_F16, 1, true)     \
+  X(f16_2_any, T_F16, 2, true)     \
+  X(f32_1, T_F32, 1, false)        \
+  X(f32_2, T_F32, 2, false)
 
 }  // namespace vtc

@@ -221,8 +221,8 @@ uint64_t launch(const Program& program, vtc::DeviceInterpreter& interpreter,
   return 0;
 }
 
-// Of each kernel that is an operation on rows: the bytes of its Rows as a launch has them, the number of
-// its function, and of its blocks; else None.
+// Of each kernel that is an operation on rows: the bytes of its argument, the numbers of its function, of
+// its blocks and of a block's threads; else None.
 nb::list rows(const Program& program, const std::vector<uintptr_t>& pointers, uintptr_t arena,
               int processors) {
   std::vector<uintptr_t> at = addresses(program, pointers, arena);
@@ -237,8 +237,9 @@ nb::list rows(const Program& program, const std::vector<uintptr_t>& pointers, ui
       found.append(nb::none());
       continue;
     }
-    found.append(nb::make_tuple(nb::bytes(reinterpret_cast<const char*>(&own.rows), sizeof own.rows),
-                                own.function, own.blocks));
+    std::span<const char> argument = own.argument();
+    found.append(nb::make_tuple(nb::bytes(argument.data(), argument.size()), own.function,
+                                own.blocks, own.threads()));
   }
   return found;
 }

@@ -124,10 +124,11 @@ bool DeviceInterpreter::launch_rows(const DeviceKernel& kernel, std::span<const 
                                     uintptr_t stream) const {
   RowsLaunch own = launch_of(kernel.rows, pointers, processors_);
   if (!own.blocks) return false;
-  void* arguments[1] = {&own.rows};
+  void* arguments[1] = {const_cast<char*>(own.argument().data())};
   const Driver& driver = Driver::get();
   driver.check(driver.launch(rows_functions_[own.function], static_cast<unsigned>(own.blocks), 1, 1,
-                             static_cast<unsigned>(own.rows.threads), 1, 1, kRowsSharedBytes,
+                             static_cast<unsigned>(own.threads()), 1, 1,
+                             own.is_flat() ? 0 : kRowsSharedBytes,
                              reinterpret_cast<void*>(stream), arguments, nullptr),
                "launching a kernel, or one before it");
   return true;

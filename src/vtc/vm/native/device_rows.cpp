@@ -29,6 +29,7 @@ class RowsMatcher {
                    as_rotary();
     if (!found_.found) return {};
     choose_blocks(form());
+    find_flat(found_);
     found_.found = int64_t{form().rows} * form().lanes * form().parts <= kMost;
     return found_;
   }

@@ -1,5 +1,6 @@
 // How operations on rows are launched.
 #include <algorithm>
+#include <bit>
 
 #include "../cuda/layout.h"
 #include "device_rows.h"
@@ -8,14 +9,86 @@ namespace vtc {
 namespace {
 
 constexpr int64_t kManyBlocks = 264;  // two a processor of a large device
+constexpr int64_t kLeastTeam = 4;      // threads that have a row
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Threads of a block where `all` are wanted: fewer where they would not fill the device.
+int block_of(int64_t all) {
+  int threads = 64;
+  while (threads < kMostRowThreads && all >= 2 * threads * kManyBlocks) threads *= 2;
+  return threads;
+}
+
+// Bytes from the last multiple of 16 to where rows of an operand begin, and by how many more each next
+// row along an axis does.
+std::array<int64_t, kRowAxes + 1> beginnings(const RowOperand& own) {
+  std::array<int64_t, kRowAxes + 1> found{static_cast<int64_t>(own.address % 16)};
+  for (int n = 0; n < kRowAxes; ++n) found[n + 1] = ((own.pitch[n] % 16) + 16) % 16;
+  return found;
+}
+
+// A norm or a softmax by the functions for groups of elements of one type. False if it cannot be.
+bool launch_groups(RowsLaunch& own, int processors) {
+  Rows& r = own.rows;
+  auto begins = beginnings(r.x);
+  for (const RowOperand* other : {&r.y, &r.out, &r.sum})
+    if (other->address && beginnings(*other) != begins) return false;
+  bool any = r.columns % 8 || begins != decltype(begins){};
+  for (const RowOperand* vector : {&r.scale, &r.shift}) {
+    if (!vector->address) continue;
+    if (vector->type != r.x.type) return false;
+    any |= vector->address % 16 != 0;
+  }
+  if (any && r.x.size != 2) return false;
+  int64_t groups = divide_up(r.columns + (any ? 7 : 0), 8);
+  // A group a thread, where there are few: what a thread does one after another is the time then.
+  bool few = groups <= kMostTeamThreads && r.rows * groups <= int64_t{processors} * 1024;
+  int each = few ? 1 : 2;
+  int64_t lanes = std::max(divide_up(groups, each), kLeastTeam);
+  if (lanes > kMostTeamThreads) return false;
+  lanes = lanes <= 32 ? std::bit_ceil(static_cast<uint64_t>(lanes)) : divide_up(lanes, 32) * 32;
+  r.lanes = static_cast<int>(lanes);
+  r.threads = lanes > 32 ? r.lanes : block_of(r.rows * lanes);
+  bool norm = r.kind == ROWS_NORM;
+  int type = r.x.type == T_BF16 ? 0 : r.x.type == T_F16 ? 4 : 8;
+  own.function = (norm ? ROWS_FUNCTION_NORM_GROUPS : ROWS_FUNCTION_SOFTMAX_GROUPS) + type +
+                 2 * any + each - 1;
+  own.blocks = divide_up(r.rows, r.threads / r.lanes);
+  // A block for each row, whose loads are on their way while others compute; but where the mean is to be
+  // known before the squares, blocks that load their next row while they wait.
+  if (r.centered) {
+    int full = few ? 4 : any || r.x.size == 4 ? 2 : 3;  // blocks of kMostRowThreads, by registers
+    int resident = std::clamp(full * kMostRowThreads / r.threads, 1, 32);
+    own.blocks = std::min(own.blocks, int64_t{processors} * resident);
+  }
+  return true;
+}
+
+// A pointwise kernel by its flat form. False if it cannot be.
+bool launch_flat(const RowsKernel& kernel, RowsLaunch& own) {
+  const Rows& r = own.rows;
+  if (kernel.flat_form < 0) return false;
+  Flat& f = own.flat = kernel.flat;
+  uint64_t beginning = r.x.address % 16;
+  if (r.out.address % 16 != beginning) return false;
+  if (r.y.address && !f.period && r.y.address % 16 != beginning) return false;
+  f.x = r.x.address, f.y = r.y.address, f.out = r.out.address;
+  f.lead = static_cast<int>(beginning) / r.x.size;
+  int64_t groups = divide_up(int64_t{f.count} + f.lead, 8);
+  f.threads = block_of(groups);
+  int type = r.x.type == T_BF16 ? 0 : r.x.type == T_F16 ? 1 : 2;
+  own.function = ROWS_FUNCTION_FLAT + type * kFlatForms + kernel.flat_form;
+  own.blocks = divide_up(groups, f.threads);
+  return true;
+}
 
 }  // namespace
 
 void choose_blocks(Rows& own) {
   int64_t slots = (own.columns + kRowElements - 1) / kRowElements;
   int64_t all = slots * own.rows;
-  int threads = 64;
-  while (threads < kMostRowThreads && all >= 2 * threads * kManyBlocks) threads *= 2;
+  int threads = block_of(all);
   own.parts = 1;
   bool together = own.kind == ROWS_NORM || own.kind == ROWS_SOFTMAX;
   if (own.kind == ROWS_ROTARY) {
@@ -37,7 +110,7 @@ void choose_blocks(Rows& own) {
 }
 
 RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointers, int processors) {
-  RowsLaunch own{kernel.form, 0, 0};
+  RowsLaunch own{.rows = kernel.form, .flat = {}};
   Rows& r = own.rows;
   RowOperand* all[] = {&r.x, &r.y, &r.scale, &r.shift, &r.out, &r.sum};
   bool aligned = true, halves = true, map = r.kind == ROWS_MAP || r.kind == ROWS_CHOOSE;
@@ -51,28 +124,23 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
     halves &= all[n]->size == 2;
   }
   if (!map) aligned &= r.columns % 8 == 0;
-  halves &= aligned;
   r.aligned = aligned;
+  if (map && launch_flat(kernel, own)) return own;
+  bool folds = r.kind == ROWS_NORM || r.kind == ROWS_SOFTMAX;
+  if (folds && launch_groups(own, processors)) return own;
   int64_t teams = r.threads / r.lanes;
   own.blocks = r.parts > 1 ? int64_t{r.rows} * r.parts : (r.rows + teams - 1) / teams;
   if (r.kind == ROWS_ROTARY) {
     own.function = ROWS_FUNCTION_ROTARY;
     if (!aligned) own.blocks = 0;
-    return own;
-  }
-  if (map) {
+  } else if (map) {
     bool alone = r.kind == ROWS_MAP && r.second == kNoOperator && r.columns % 8 == 0;
-    own.function = ROWS_FUNCTION_MAP + (alone && halves);
-    return own;
-  }
-  bool norm = r.kind == ROWS_NORM;
-  own.function = (norm ? ROWS_FUNCTION_NORM : ROWS_FUNCTION_SOFTMAX) + halves;
-  // A block for each row, whose loads are on their way while others compute; but where the mean is to be
-  // known before the squares, blocks that load their next row while they wait.
-  if (r.centered) {
-    int full = halves ? 3 : 2;  // blocks of kMostRowThreads, by registers
-    int resident = std::clamp(full * kMostRowThreads / r.threads, 1, 32);
-    own.blocks = std::min(own.blocks, int64_t{processors} * resident);
+    own.function = ROWS_FUNCTION_MAP + (alone && halves && aligned);
+  } else {
+    own.function = r.kind == ROWS_NORM ? ROWS_FUNCTION_NORM : ROWS_FUNCTION_SOFTMAX;
+    if (r.centered)
+      own.blocks = std::min(own.blocks, int64_t{processors} *
+                                            std::clamp(2 * kMostRowThreads / r.threads, 1, 32));
   }
   return own;
 }

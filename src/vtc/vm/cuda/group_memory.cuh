@@ -1,0 +1,108 @@
+// Groups of elements of one type, some of which are another's or begin anywhere, between memory and
+// registers. Nothing is touched that is not of the group.
+#pragma once
+
+#include "shifted.cuh"
+
+namespace vtc {
+
+// A group as it lies in memory, in its first vectors_of(kType) vectors.
+struct PackedGroup {
+  Vector v[2];
+};
+
+// Which elements of a group are there: from `low` up to `high`.
+struct GroupPart {
+  int low, high;
+
+  // Of a group that begins `first` elements into `count`.
+  __device__ __forceinline__ GroupPart(int first, int count)
+      : low(first < 0 ? -first : 0), high(count - first < kRun ? count - first : kRun) {}
+  __device__ __forceinline__ bool none() const { return low >= high; }
+  __device__ __forceinline__ bool all() const { return low == 0 && high == kRun; }
+  __device__ __forceinline__ uint32_t bits() const {
+    return none() ? 0 : ((1u << high) - 1) & ~((1u << low) - 1);
+  }
+};
+
+// The bits of the element at `at`.
+template <int kType>
+__device__ __forceinline__ uint32_t element_at(const char* at) {
+  if constexpr (itemsize(kType) == 2)
+    return *reinterpret_cast<const uint16_t*>(at);
+  else
+    return *reinterpret_cast<const uint32_t*>(at);
+}
+
+template <int kType>
+__device__ __forceinline__ void set_element(PackedGroup& to, int e, uint32_t bits) {
+  uint32_t words[8] = {to.v[0].x, to.v[0].y, to.v[0].z, to.v[0].w,
+                       to.v[1].x, to.v[1].y, to.v[1].z, to.v[1].w};
+  if constexpr (itemsize(kType) == 2)
+    words[e / 2] |= bits << (e % 2 * 16);
+  else
+    words[e] = bits;
+  to = {{{words[0], words[1], words[2], words[3]}, {words[4], words[5], words[6], words[7]}}};
+}
+
+// Of the group at `at` the part that is there; zeros elsewhere.
+template <int kType>
+__device__ __forceinline__ void load_part(const char* at, GroupPart part, PackedGroup& to) {
+  to = {};
+#pragma unroll
+  for (int e = 0; e < kRun; ++e)
+    if (e >= part.low && e < part.high)
+      set_element<kType>(to, e, element_at<kType>(at + e * itemsize(kType)));
+}
+
+template <int kType>
+__device__ __forceinline__ void load_group(const char* at, PackedGroup& to) {
+#pragma unroll
+  for (int n = 0; n < vectors_of(kType); ++n) to.v[n] = load_cached_vector(at + 16 * n);
+}
+
+// Of a vector of `count` elements those from `first` on, all of which are there, wherever they begin.
+template <int kType>
+__device__ __forceinline__ void load_unaligned(const char* base, int first, int count, PackedGroup& to) {
+  constexpr int kSize = itemsize(kType), kVectors = vectors_of(kType), kWords = 4 * kVectors;
+  const char* at = base + static_cast<int64_t>(first) * kSize;
+  uint32_t skipped = static_cast<uint32_t>(reinterpret_cast<uint64_t>(at) & 15);
+  if (!skipped) return load_group<kType>(at, to);
+  // Vectors that cover the group and no more than the whole.
+  int before = static_cast<int>(skipped) / kSize, behind = 16 / kSize - before;
+  if (first < before || first + kRun + behind > count)
+    return load_part<kType>(at, GroupPart(0, kRun), to);
+  uint32_t w[kWords + 4];
+#pragma unroll
+  for (int n = 0; n <= kVectors; ++n) {
+    Vector own = load_cached_vector(at - skipped + 16 * n);
+    w[4 * n] = own.x, w[4 * n + 1] = own.y, w[4 * n + 2] = own.z, w[4 * n + 3] = own.w;
+  }
+  shift_words<kVectors>(w, skipped);
+  to.v[0] = {w[0], w[1], w[2], w[3]};
+  if constexpr (kVectors == 2) to.v[1] = {w[4], w[5], w[6], w[7]};
+}
+
+// The part that is there of the group at `at`, which is aligned, = x.
+template <int kType>
+__device__ __forceinline__ void store_part(char* at, GroupPart part, const float* x) {
+  constexpr int kSize = itemsize(kType);
+  Vector v[2];
+  pack<kType>(x, v);
+  if (part.all()) {
+#pragma unroll
+    for (int n = 0; n < vectors_of(kType); ++n) store_vector(at + 16 * n, v[n]);
+    return;
+  }
+  uint32_t w[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w};
+#pragma unroll
+  for (int e = 0; e < kRun; ++e) {
+    if (e < part.low || e >= part.high) continue;
+    if constexpr (kSize == 2)
+      *reinterpret_cast<uint16_t*>(at + 2 * e) = static_cast<uint16_t>(w[e / 2] >> (e % 2 * 16));
+    else
+      *reinterpret_cast<uint32_t*>(at + 4 * e) = w[e];
+  }
+}
+
+}  // namespace vtc

@@ -1,0 +1,150 @@
+// Rows that a team of threads has in registers, for the folds of rows.cuh: elements of one type in groups
+// (RowGroups), or of any types, anywhere (RowElements).
+//
+// Both have: Row, a thread's part of a row as it lies in memory; Shared, the same of a vector that is
+// the same for all rows; and functions between these, memory and values.
+#pragma once
+
+#include "group_memory.cuh"
+#include "row_memory.cuh"
+
+namespace vtc {
+
+// Elements beyond the end of a row are `none`.
+template <int kCount>
+__device__ __forceinline__ void leave(uint32_t live, float none, ValuesOf<kCount>& a) {
+  if (live == (1u << kCount) - 1) return;
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) a.x[n] = live >> n & 1 ? a.x[n] : none;
+}
+
+// A thread has kGroupsOf groups of a row, `lanes` groups apart. kRagged: rows begin at any element; then
+// groups lie where they are aligned, and those at both ends may be cut. All operands that have rows begin
+// alike.
+template <int kType, int kGroupsOf, bool kRagged>
+struct RowGroups {
+  static constexpr int kCount = kGroupsOf * kRun, kSize = itemsize(kType);
+  static constexpr bool kSharedByRow = kRagged;  // Shared is another for each row
+  struct Row {
+    PackedGroup g[kGroupsOf];
+  };
+  using Shared = Row;
+
+  const Rows& d;
+  int slot;
+
+  __device__ __forceinline__ RowGroups(const Rows& own, int own_slot) : d(own), slot(own_slot) {}
+
+  // Elements of a row's first vector that are not its own.
+  __device__ __forceinline__ int lead(int row) const {
+    if constexpr (!kRagged)
+      return 0;
+    else
+      return static_cast<int>(reinterpret_cast<uint64_t>(row_of(d, d.x, row)) & 15) / kSize;
+  }
+  __device__ __forceinline__ int first(int g, int lead) const {
+    return (g * d.lanes + slot) * kRun - lead;
+  }
+  __device__ __forceinline__ GroupPart part(int g, int lead) const {
+    return {first(g, lead), d.columns};
+  }
+  __device__ __forceinline__ uint32_t live(int lead) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int g = 0; g < kGroupsOf; ++g) bits |= part(g, lead).bits() << g * kRun;
+    return bits;
+  }
+
+  __device__ __forceinline__ void issue(const RowOperand& own, int row, int lead, Row& to) const {
+    const char* from = row_of(d, own, row);
+#pragma unroll
+    for (int g = 0; g < kGroupsOf; ++g) {
+      const char* at = from + static_cast<int64_t>(first(g, lead)) * kSize;
+      GroupPart p = part(g, lead);
+      if constexpr (kRagged) {
+        if (p.all() || p.none())
+          to.g[g].v[0] = load_vector_if(at, p.all());
+        else
+          load_part<kType>(at, p, to.g[g]);
+      } else {
+#pragma unroll
+        for (int n = 0; n < vectors_of(kType); ++n)
+          to.g[g].v[n] = load_vector_if(at + 16 * n, p.all());
+      }
+    }
+  }
+  __device__ __forceinline__ void issue_shared(const RowOperand& own, int lead, Shared& to) const {
+    if constexpr (!kRagged) {
+      issue(own, 0, 0, to);
+    } else {
+      const char* base = reinterpret_cast<const char*>(own.address);
+#pragma unroll
+      for (int g = 0; g < kGroupsOf; ++g) {
+        GroupPart p = part(g, lead);
+        int own_first = first(g, lead);
+        if (p.all())
+          load_unaligned<kType>(base, own_first, d.columns, to.g[g]);
+        else
+          load_part<kType>(base + static_cast<int64_t>(own_first) * kSize, p, to.g[g]);
+      }
+    }
+  }
+  __device__ __forceinline__ void take(const RowOperand&, const Row& from,
+                                       ValuesOf<kCount>& a) const {
+#pragma unroll
+    for (int g = 0; g < kGroupsOf; ++g) unpack<kType>(from.g[g].v, a.x + g * kRun);
+  }
+  __device__ __forceinline__ void renew_shared(Shared& own) const {
+#pragma unroll
+    for (int g = 0; g < kGroupsOf; ++g)
+#pragma unroll
+      for (int n = 0; n < vectors_of(kType); ++n) {
+        Vector& v = own.g[g].v[n];
+        renew(v.x), renew(v.y), renew(v.z), renew(v.w);
+      }
+  }
+  __device__ __forceinline__ void put(const RowOperand& own, int row, int lead,
+                                      const ValuesOf<kCount>& a) const {
+    char* to = row_of(d, own, row);
+#pragma unroll
+    for (int g = 0; g < kGroupsOf; ++g) {
+      GroupPart p = part(g, lead);
+      if (!p.none())
+        store_part<kType>(to + static_cast<int64_t>(first(g, lead)) * kSize, p, a.x + g * kRun);
+    }
+  }
+};
+
+// A thread has elements `lanes` apart, or groups where all operands have them.
+struct RowElements {
+  static constexpr int kCount = kElements;
+  static constexpr bool kSharedByRow = false;
+  using Row = Raw<false>;
+  using Shared = Row;
+
+  const Rows& d;
+  RowSpot spot;
+
+  __device__ __forceinline__ RowElements(const Rows& own, int slot)
+      : d(own), spot(slot, own, own.aligned != 0) {}
+  __device__ __forceinline__ int lead(int) const { return 0; }
+  __device__ __forceinline__ uint32_t live(int) const { return spot.live(); }
+  __device__ __forceinline__ void issue(const RowOperand& own, int row, int, Row& to) const {
+    vtc::issue(d, spot, own, row, to);
+  }
+  __device__ __forceinline__ void issue_shared(const RowOperand& own, int, Shared& to) const {
+    vtc::issue(d, spot, own, 0, to);
+  }
+  __device__ __forceinline__ void take(const RowOperand& own, const Row& from, Values& a) const {
+    vtc::take(spot, own.type, from, a);
+  }
+  __device__ __forceinline__ void renew_shared(Shared& own) const {
+#pragma unroll
+    for (uint32_t& w : own.w) renew(w);
+  }
+  __device__ __forceinline__ void put(const RowOperand& own, int row, int, const Values& a) const {
+    put_row<false>(d, spot, own, row, a);
+  }
+};
+
+}  // namespace vtc
