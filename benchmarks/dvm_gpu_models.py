@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import dvm_models
 import torch
-from dvm_models import Headless, Inputs, Model, Sweep, machine_code, transformer
+from dvm_models import Headless, Inputs, Model, Procedure, compared, recorded, transformer
 from mmoe import MMoE
 from torch import nn
 
-import vtc
-from vtc.bench.peers import fresh_compiler
-from vtc.bench.records import CaseRecord, Config
-from vtc.runtime.dvm import counters
+from vtc.bench.records import Config
 from vtc.vm.device import interpreter
 
 PAIRS = 30
@@ -84,45 +79,20 @@ def pairs(name: str) -> list[tuple[int, int]]:
 
 def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A model's case and its entry of the section `sequences`."""
-    module, given = build(name), inputs(name, 1)
-    interpreter(torch.cuda.current_device())  # is built once a machine
-    sweeps: dict[str, Sweep] = {}
-    calls: dict[str, Callable[..., Any]] = {}
-    fallbacks: list[str] = []
-    done: dict[str, int] = {}
-    with torch.no_grad(), fresh_compiler(), torch._inductor.config.patch(force_disable_caches=True):
-        for args in given:  # libraries choose and load their kernels
-            module(*args)
-        counters.reset()
-        for system in SYSTEMS:
-            with machine_code() as compiled, warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", vtc.errors.FallbackWarning)
-                calls[system] = dvm_models.compiled_by(system, module)
-                sweeps[system] = _cold(calls[system], given)
-            progress(f"{name}: {system} from cold {sweeps[system].total_s:.2f} s")
-            if system == "vtc":
-                done = asdict(counters) | {"compilations": counters.compilations + len(compiled)}
-                own = [w for w in caught if issubclass(w.category, vtc.errors.FallbackWarning)]
-                fallbacks = sorted({str(w.message) for w in own})
-        for r in range(ROUNDS):
-            for system in random.Random(r).sample(SYSTEMS, len(SYSTEMS)):
-                sweeps[system].steady.append(_sweep(calls[system], given))
-        done["replays"] = counters.replays
-        fastest = {s: min(w.steady) for s, w in sweeps.items()}
-        progress(f"{name}: steady {fastest}")
-        dvm_models.judge(module, calls, sweeps, inputs(name, 2))
-    entry = dvm_models.sequence(name, pairs(name), sweeps) | {"fallbacks": fallbacks, **done}
-    rows = [dvm_models.row(system, sweeps, PAIRS) for system in sweeps]
-    own_model = MODELS[name]
-    config = Config(
-        layers=own_model.layers, context=own_model.length, dtype="bfloat16", engine="dvm"
+    own = MODELS[name]
+    how = Procedure(SYSTEMS, ROUNDS, _begin, _sweep, _sweep)
+    found = compared(
+        build(name), inputs(name, 1), inputs(name, 2), how, lambda what: progress(f"{name}: {what}")
     )
-    return CaseRecord(name, own_model.batch, "cuda", config, rows).to_dict(), entry
+    config = Config(layers=own.layers, context=own.length, dtype="bfloat16", engine="dvm")
+    return recorded(name, own.batch, config, "cuda", pairs(name), found)
 
 
-def _cold(call: Callable[..., Any], given: Sequence[Inputs]) -> Sweep:
-    first = _sweep(call, given[:1])
-    return Sweep(first + _sweep(call, given[1:]), first)
+def _begin(module: nn.Module, given: Sequence[Inputs]) -> None:
+    """The interpreter, which is built once a machine, and the libraries' kernels are loaded."""
+    interpreter(torch.cuda.current_device())
+    for args in given:
+        module(*args)
 
 
 def _sweep(call: Callable[..., Any], given: Sequence[Inputs]) -> float:

@@ -130,37 +130,92 @@ class Sweep:
     correct: bool = True
 
 
-def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A model's case and its entry of the section `sequences`."""
-    model, module = MODELS[name], build(name)
-    generator = torch.Generator().manual_seed(1)
-    pairs = model.pairs()
-    inputs = [model.inputs(b, n, generator) for b, n in pairs]
+@dataclass(frozen=True)
+class Procedure:
+    """How systems are compared: they start cold in the order of `systems`, and run so many `rounds`
+    in turns. begin: what is done with the model and its inputs before anything is timed. sweep,
+    steady: seconds of a call with each of some inputs, from cold and in a round.
+    """
+
+    systems: tuple[str, ...]
+    rounds: int
+    begin: Callable[[nn.Module, Sequence[Inputs]], None]
+    sweep: Callable[[Callable[..., Any], Sequence[Inputs]], float]
+    steady: Callable[[Callable[..., Any], Sequence[Inputs]], float]
+
+    def cold(self, call: Callable[..., Any], given: Sequence[Inputs]) -> Sweep:
+        gc.collect()  # what the systems before it left, and the imports
+        first = self.sweep(call, given[:1])
+        return Sweep(first + self.sweep(call, given[1:]), first)
+
+
+def compared(
+    module: nn.Module,
+    given: Sequence[Inputs],
+    fresh: Sequence[Inputs],
+    how: Procedure,
+    progress: Callable[[str], None],
+) -> tuple[dict[str, Sweep], dict[str, Any]]:
+    """The sweeps of all systems over the inputs `given`, judged by `fresh` ones, and what was
+    counted of vtc."""
     sweeps: dict[str, Sweep] = {}
     calls: dict[str, Callable[..., Any]] = {}
+    counted: dict[str, Any] = {}
     with torch.no_grad(), fresh_compiler(), torch._inductor.config.patch(force_disable_caches=True):
+        how.begin(module, given)
         counters.reset()
-        for system in SYSTEMS:
-            progress(f"{name}: {system} from cold")
+        for system in how.systems:
             with machine_code() as compiled, warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", vtc.errors.FallbackWarning)
                 calls[system] = compiled_by(system, module)
-                sweeps[system] = _cold(calls[system], inputs)
+                sweeps[system] = how.cold(calls[system], given)
+            progress(f"{system} from cold: {sweeps[system].total_s:.2f} s")
             if system == "vtc":
-                done = asdict(counters) | {"compilations": counters.compilations + len(compiled)}
-                given = [w for w in caught if issubclass(w.category, vtc.errors.FallbackWarning)]
-                fallbacks = [str(w.message) for w in given]
-        for r in range(ROUNDS):
-            progress(f"{name}: steady, round {r}")
-            for system in random.Random(r).sample(SYSTEMS, len(SYSTEMS)):
-                sweeps[system].steady.append(_steady(calls[system], inputs, progress))
-        progress(f"{name}: checking against float64")
-        generator = torch.Generator().manual_seed(2)
-        judge(module, calls, sweeps, [model.inputs(b, n, generator) for b, n in pairs])
-    entry = sequence(name, pairs, sweeps) | {"fallbacks": sorted(set(fallbacks)), **done}
-    config = Config(layers=model.layers, context=model.length, dtype="float32", engine="dvm")
+                own = [w for w in caught if issubclass(w.category, vtc.errors.FallbackWarning)]
+                counted = {"fallbacks": sorted({str(w.message) for w in own})} | asdict(counters)
+                counted["compilations"] += len(compiled)
+        for r in range(how.rounds):
+            for system in random.Random(r).sample(how.systems, len(how.systems)):
+                sweeps[system].steady.append(how.steady(calls[system], given))
+        counted["replays"] = counters.replays
+        progress(f"steady: { ({s: min(w.steady) for s, w in sweeps.items()}) }")
+        judge(module, calls, sweeps, fresh)
+    return sweeps, counted
+
+
+def recorded(
+    name: str,
+    batch: int,
+    config: Config,
+    device: str,
+    pairs: Sequence[tuple[int, int]],
+    found: tuple[dict[str, Sweep], dict[str, Any]],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A model's case and its entry of the section `sequences`."""
+    sweeps, counted = found
     rows = [row(system, sweeps, len(pairs)) for system in sweeps]
-    return CaseRecord(name, model.batch, "cpu", config, rows).to_dict(), entry
+    case = CaseRecord(name, batch, device, config, rows).to_dict()
+    return case, sequence(name, pairs, sweeps) | counted
+
+
+def measure(name: str, progress: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A model's case and its entry of the section `sequences`."""
+    model, pairs = MODELS[name], MODELS[name].pairs()
+
+    def inputs(seed: int) -> list[Inputs]:
+        generator = torch.Generator().manual_seed(seed)
+        return [model.inputs(b, n, generator) for b, n in pairs]
+
+    def say(what: str) -> None:
+        progress(f"{name}: {what}")
+
+    def steady(call: Callable[..., Any], given: Sequence[Inputs]) -> float:
+        return undisturbed(lambda: _sweep(call, given), say)
+
+    how = Procedure(SYSTEMS, ROUNDS, lambda module, given: None, _sweep, steady)
+    found = compared(build(name), inputs(1), inputs(2), how, say)
+    config = Config(layers=model.layers, context=model.length, dtype="float32", engine="dvm")
+    return recorded(name, model.batch, config, "cpu", pairs, found)
 
 
 def sequence(
@@ -201,25 +256,11 @@ class machine_code:  # noqa: N801 - used as a `with` block
         compile_fx.compile_fx = self.stock
 
 
-def _cold(call: Callable[..., Any], inputs: Sequence[Inputs]) -> Sweep:
-    gc.collect()  # what the systems before it left, and the imports
-    start = time.perf_counter()
-    call(*inputs[0])
-    first = time.perf_counter() - start
-    return Sweep(first + _sweep(call, inputs[1:]), first)
-
-
 def _sweep(call: Callable[..., Any], inputs: Sequence[Inputs]) -> float:
     start = time.perf_counter()
     for args in inputs:
         call(*args)
     return time.perf_counter() - start
-
-
-def _steady(
-    call: Callable[..., Any], inputs: Sequence[Inputs], progress: Callable[[str], None]
-) -> float:
-    return undisturbed(lambda: _sweep(call, inputs), progress)
 
 
 def judge(
