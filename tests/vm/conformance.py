@@ -88,9 +88,11 @@ class Memory:
                 tensors.append(None)
                 continue
             count = tensor.numel()
-            # Some buffers are not aligned to vectors, as slices of tensors are not.
-            start = GUARD + (case.seed + number) % 3
-            whole.append(torch.full((count + 2 * GUARD + 3,), 1, dtype=tensor.dtype))
+            # Some buffers are not aligned to vectors, as slices of tensors are not. Outputs, which
+            # may hold temporaries, are aligned to 8 bytes.
+            step = 8 if case.module.buffers[number].kind == "output" else 1
+            start = GUARD + (case.seed + number) % 3 * step
+            whole.append(torch.full((count + 2 * GUARD + 16,), 1, dtype=tensor.dtype))
             tensors.append(whole[-1][start : start + count])
             tensors[-1].copy_(tensor)
         return Memory(whole, tensors)
