@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 
 from vtc.index import Size, sizes
-from vtc.lowering.dvm.early import accesses, early_updates
+from vtc.lowering.dvm.lifetimes import accesses, shortened
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Space, references
 from vtc.program.module import Branch, Buffer, BufferKind, Module, Step
 from vtc.program.tile import ANCHORS, Access, Instr, with_operands
@@ -75,7 +75,7 @@ def _module(
         elif number in after:
             kind = "output"
         buffers.append(Buffer(name, kind, space.dtype, extent_of(space.shape, space.stride)))
-    steps = tuple(_placed(step, places) for step in early_updates(run, spaces))
+    steps = tuple(_placed(step, places) for step in shortened(run, spaces))
     symbols = sorted(set(_symbols((steps, [b.extent for b in buffers]))))
     module = Module(tuple(symbols), tuple(buffers), steps)
     kept = [None if b.kind == "temporary" else n for n, b in zip(order, buffers, strict=True)]
