@@ -37,7 +37,7 @@ LEFT = {
     "llama3": "Left: at four rows weights arrive more slowly than at one. Other distances and "
     "hints of prefetching, blocks of k, and more columns at a time changed nothing; in huge pages "
     "they came faster on one processor, but the weights are the caller's memory.",
-    "gemma2": "Left: as for Llama; its caches' windows take an eager call between two programs.",
+    "gemma2": "Left: as for Llama; a window's caches are shifted into a copy, and copied back.",
     "efficientvit": "Left: activations behind 1x1 convolutions, a second pass over a block that is "
     "a fifth of those at 28 x 28.",
     "yolo11": "Left: convolutions with windows on maps of 10 x 10, at 60 to 70 percent of a large "
@@ -181,7 +181,7 @@ def _memory(cases: Sequence[Case]) -> str:
     return (
         f"{_table(head, rows)}\n\nThe mean of these is {statistics.mean(less):.0%}; of all peaks "
         f"together {whole:.0%} less than eager PyTorch. Llama's peak is its output, beside which "
-        "the program's arena stays, where eager PyTorch has let its temporaries go."
+        "registers of two threads stay, where eager PyTorch has let its temporaries go."
     )
 
 

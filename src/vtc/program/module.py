@@ -25,8 +25,9 @@ BufferKind = Literal["input", "output", "temporary"]
 class Buffer:
     """A piece of memory: `extent` elements of `dtype`.
 
-    An input is the caller's tensor, from its first element; an output is allocated by the caller;
-    a temporary lives in the module's arena.
+    An input is the caller's tensor, from its first element; an output is allocated by the caller,
+    and what is in it before counts for nothing; a temporary lives in the module's arena, or in an
+    output's memory until that is written.
     """
 
     name: str

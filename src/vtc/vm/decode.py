@@ -9,7 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vtc.program.dtypes import DType
-from vtc.vm.isa import BY_NUMBER, NO_DIM, TYPES, Op, field
+from vtc.vm.isa import (
+    BUFFER_KINDS,
+    BUFFER_WORDS,
+    BY_NUMBER,
+    HEAD_WORDS,
+    NO_DIM,
+    TYPES,
+    Op,
+    field,
+)
 
 
 def length_at(words: Sequence[int], at: int) -> int:
@@ -20,6 +29,33 @@ def length_at(words: Sequence[int], at: int) -> int:
 def signed(word: int) -> int:
     """A word as the signed integer that it holds."""
     return word - (1 << 64) if word >> 63 else word
+
+
+@dataclass(frozen=True)
+class BufferWords:
+    """A buffer. kind: of `isa.BUFFER_KINDS`. host: of a hosted temporary, the number of the buffer
+    that it is in. offset: of a temporary, in bytes."""
+
+    dtype: DType
+    kind: str
+    host: int
+    extent: int
+    offset: int
+
+    @property
+    def bytes(self) -> int:
+        return self.extent * self.dtype.itemsize
+
+
+def buffers(words: Sequence[int]) -> list[BufferWords]:
+    """The buffers of a program."""
+    found = []
+    for number in range(int(words[4]) & 0xFFFF):
+        at = HEAD_WORDS + number * BUFFER_WORDS
+        packed, extent, offset = (int(w) for w in words[at : at + BUFFER_WORDS])
+        kind = BUFFER_KINDS[packed >> 8 & 0xFF]
+        found.append(BufferWords(TYPES[packed & 0xFF], kind, packed >> 16 & 0xFFFF, extent, offset))
+    return found
 
 
 @dataclass(frozen=True)

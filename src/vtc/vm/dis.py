@@ -56,18 +56,20 @@ class _Listing:
     symbolic: dict[int, list[str]] | None = None
 
     def lines(self) -> Iterator[str]:
-        words, count = self.words, self.words[4] & 0xFFFF
+        words = self.words
         yield (
             f"program of {len(words)} words: arena {words[2]:,} bytes, "
             f"registers {words[3]:,} bytes a thread, "
             f"{_count(words[4] >> 16 & 0xFFFF, 'runtime scalar')}"
         )
-        for number in range(count):
-            at = isa.HEAD_WORDS + number * isa.BUFFER_WORDS
-            dtype, extent = isa.TYPES[words[at] & 0xFF], words[at + 1]
-            place = f" at byte {words[at + 2]} of the arena" if words[at] >> 8 & 0xFF else ""
-            yield f"  buffer {self.buffer(number)}: {dtype}[{extent}]{place}"
-        at = isa.HEAD_WORDS + count * isa.BUFFER_WORDS
+        buffers = decode.buffers(words)
+        for number, buffer in enumerate(buffers):
+            place = ""
+            if buffer.kind != "callers":
+                room = "the arena" if buffer.kind == "arena" else self.buffer(buffer.host)
+                place = f" at byte {buffer.offset} of {room}"
+            yield f"  buffer {self.buffer(number)}: {buffer.dtype}[{buffer.extent}]{place}"
+        at = isa.HEAD_WORDS + len(buffers) * isa.BUFFER_WORDS
         while at < len(words):
             op = isa.BY_NUMBER[isa.field(words[at], "op")]
             if op.name == "KERNEL":

@@ -9,8 +9,9 @@ A program is a row of 64-bit words:
     | 2 | bytes of the arena |
     | 3 | bytes of registers a thread needs |
     | 4 | buffers (16 bits), params (16), kernels (16), 1 if several threads pay (16) |
-    | 5.. | 3 words a buffer: dtype (8) and kind (8: 0 the caller's, 1 in the arena); extent in
-    |     | elements; byte offset in the arena |
+    | 5.. | 3 words a buffer: dtype (8), kind (8: 0 the caller's, 1 a temporary in the arena, 2 one
+    |     | in a buffer of the caller's), the number of that buffer (16); extent in elements; byte
+    |     | offset of a temporary |
     | .. | steps: KERNEL, BARRIER, BRANCH, JUMP, and END as the last word |
 
 A *step* is run by all threads. A KERNEL divides its domain in tasks, which threads take in any
@@ -58,6 +59,7 @@ from vtc.program.scalars import REDUCTIONS, SCALARS
 MAGIC = 0x31_4D_56_43_54_56  # "VTCVM1"
 HEAD_WORDS = 5
 BUFFER_WORDS = 3
+BUFFER_KINDS = ("callers", "arena", "hosted")
 MAX_DIMS = 8
 NO_DIM = 255
 
@@ -323,6 +325,10 @@ def header() -> str:
         *(f"  T_{dtype.name} = {n}," for n, dtype in enumerate(TYPES)),
         "};",
         f"constexpr int kTypes = {len(TYPES)};",
+        "",
+        "enum BufferKind : uint8_t {",
+        *(f"  BUFFER_{name.upper()} = {n}," for n, name in enumerate(BUFFER_KINDS)),
+        "};",
         "",
         "enum Fold : uint8_t {",
         *(f"  FOLD_{name.upper()} = {n}," for n, name in enumerate(FOLDS)),

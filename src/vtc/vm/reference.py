@@ -18,7 +18,7 @@ from vtc.program.dtypes import DType
 from vtc.program.evaluate import cast_to
 from vtc.program.scalars import REDUCTIONS, SCALARS
 from vtc.vm import decode, isa
-from vtc.vm.decode import AccessWords
+from vtc.vm.decode import AccessWords, BufferWords
 from vtc.vm.reference_tile import Loop, Program, Tile
 
 
@@ -30,7 +30,7 @@ def run(
     """Runs a program; stores happen in place.
 
     words: as `Encoded.words`. buffers: a tensor for each of the caller's buffers, taken as memory
-    from its first element on; None for those in the arena. Raises IndexError where an index given
+    from its first element on; None for temporaries. Raises IndexError where an index given
     at run time is out of range, ValueError for words that are no program or that leave a buffer or
     register.
     """
@@ -46,20 +46,18 @@ class _Machine(Program):
     def run(self, buffers: Sequence[torch.Tensor | None]) -> None:
         # Neither arena nor registers start as zeros: what is read before it is written shows.
         arena = torch.full((self.words[2],), 0xA5, dtype=torch.uint8)
-        count = self.words[4] & 0xFFFF
-        for number in range(count):
-            at = isa.HEAD_WORDS + number * isa.BUFFER_WORDS
-            packed, extent, offset = self.words[at : at + isa.BUFFER_WORDS]
-            dtype = isa.TYPES[packed & 0xFF].torch_dtype
-            tensor = buffers[number]
-            if packed >> 8 & 0xFF:
-                self.memory.append(arena[offset : offset + extent * dtype.itemsize].view(dtype))
-            elif tensor is None or tensor.dtype is not dtype:
-                raise ValueError(f"buffer {number} of {dtype} is not given")
-            else:
-                offset = tensor.storage_offset()
-                self.memory.append(torch.as_strided(tensor, (extent,), (1,), offset))
-        at = isa.HEAD_WORDS + count * isa.BUFFER_WORDS
+        own = decode.buffers(self.words)
+        given = [
+            _given(n, b, buffers[n]) if b.kind == "callers" else None for n, b in enumerate(own)
+        ]
+        for buffer, tensor in zip(own, given, strict=True):
+            if tensor is None:
+                host = given[buffer.host] if buffer.kind == "hosted" else None
+                room = arena if host is None else host.view(torch.uint8)
+                tensor = room[buffer.offset : buffer.offset + buffer.bytes].fill_(0xA5)
+                tensor = tensor.view(buffer.dtype.torch_dtype)
+            self.memory.append(tensor)
+        at = isa.HEAD_WORDS + len(own) * isa.BUFFER_WORDS
         while at >= 0:
             at = self.step(at)
 
@@ -80,6 +78,14 @@ class _Machine(Program):
         kernel = decode.kernel(self.words, at)
         _Kernel(self, kernel).run()
         return kernel.end
+
+
+def _given(number: int, buffer: BufferWords, tensor: torch.Tensor | None) -> torch.Tensor:
+    """A buffer of the caller's as memory."""
+    dtype = buffer.dtype.torch_dtype
+    if tensor is None or tensor.dtype is not dtype:
+        raise ValueError(f"buffer {number} of {dtype} is not given")
+    return torch.as_strided(tensor, (buffer.extent,), (1,), tensor.storage_offset())
 
 
 class _Kernel(Tile):

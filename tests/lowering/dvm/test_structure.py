@@ -11,6 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lowering.dvm.evaluated import Compiled, assert_close, check
+from vtc.lowering.dvm.lifetimes import accesses
+from vtc.lowering.dvm.plan import ModuleStep
 
 r = torch.randn
 index = torch.randint
@@ -133,6 +135,50 @@ def test_a_cache_is_written_in_place() -> None:
         torch._dynamo.mark_static(w)
     compiled = check(decode, *calls)
     assert [plan.copies for plan in compiled.plans] == [0], compiled.text
+
+
+def shifted(x: Tensor, *caches: Tensor) -> Tensor:
+    """Each cache gets a new last row, computed from the cache before; the oldest row goes."""
+    for cache in caches:
+        last = torch.tensor([cache.shape[0] - 1])
+        moved = cache.roll(-1, 0).index_copy(0, last, x)
+        x = (moved.softmax(0) * x).sum(0, keepdim=True)
+        cache.copy_(moved)
+    return x
+
+
+def test_shifted_caches_are_in_memory_one_after_the_other() -> None:
+    compiled = check(shifted, *[(r(1, 5), *(r(n, 5) for _ in range(4))) for n in (9, 6)])
+    (plan,) = compiled.plans
+    (step,) = [s for s in plan.steps if isinstance(s, ModuleStep)]
+    caches = {
+        number
+        for number, buffer in enumerate(step.module.buffers)
+        if buffer.kind == "temporary" and buffer.extent == step.module.buffers[0].extent
+    }
+    assert len(caches) == 4, compiled.text
+    touched = [{a.buffer for a in accesses(k)} & caches for k in step.module.kernels()]
+    alive = [
+        sum(
+            any(c in t for t in touched[: n + 1]) and any(c in t for t in touched[n:])
+            for c in caches
+        )
+        for n in range(len(touched))
+    ]
+    assert max(alive) == 2, compiled.text  # one is read while the next one's row is written
+
+
+@pytest.mark.parametrize("when", ["before", "after", "both"])
+def test_updates_that_come_early_come_behind_what_reads_the_old_values(when: str) -> None:
+    def update(x: Tensor, cache: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        moved = cache.roll(-1, 0) * 2
+        found = [cache.mm(w)] if when in ("before", "both") else []
+        kept = moved.softmax(0)
+        cache.copy_(moved)
+        found += [cache.mm(w).exp()] if when in ("after", "both") else []
+        return (kept + x, *found)
+
+    check(update, *[(r(n, 5), r(n, 5), r(5, 5)) for n in (9, 6)])
 
 
 def test_what_was_in_an_updated_input_can_still_be_read() -> None:

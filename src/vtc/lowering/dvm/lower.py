@@ -15,7 +15,14 @@ from vtc.lowering.dvm.calls import layouts
 from vtc.lowering.dvm.fuse import Fusion
 from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.modules import assemble
-from vtc.lowering.dvm.nodes import Node, Unsupported, contiguous, live_users, reads
+from vtc.lowering.dvm.nodes import (
+    Node,
+    Unsupported,
+    contiguous,
+    inputs_of,
+    live_users,
+    reads,
+)
 from vtc.lowering.dvm.outputs import (
     give_homes,
     operand_views,
@@ -181,7 +188,7 @@ def _update(fusion: Fusion, inputs: dict[int, Node], updates: Sequence[tuple[int
         elif value is not inputs[number]:
             late[number] = value
     for number, value in late.items():
-        if not _elementwise(value, inputs[number]):
+        if not _elementwise(value, inputs[number], fusion):
             fusion.ensure(value)
     while late:
         number = _unread(late, inputs, fusion)
@@ -199,15 +206,31 @@ def _unread(late: Mapping[int, Node], inputs: Mapping[int, Node], fusion: Fusion
         fusion.ensure(next(v for v in late.values() if v not in fusion.stored))
 
 
-def _elementwise(value: Node, source: Node) -> bool:
-    """Does each element of the value depend on the same element of the source only?"""
+def _elementwise(value: Node, source: Node, fusion: Fusion) -> bool:
+    """Does each element of the value, computed now, depend on the same element of the source's
+    memory only?"""
     if value is source:
         return True
-    if not reads([value], source):
+    if not _reads_place(value, fusion, fusion.homes[source].buffer):
         return True
     if value.op in ("move", "reduce", "scan", "scatter", "external", "arm", *ANCHORS):
         return False
     return all(
-        _elementwise(o, source) and (o is not source or o.shape == value.shape)
+        _elementwise(o, source, fusion) and (o is not source or o.shape == value.shape)
         for o in value.operands
     )
+
+
+def _reads_place(value: Node, fusion: Fusion, space: int) -> bool:
+    """Is the value computed from what is in that space, or there itself?"""
+    pending, seen = [value], set[Node]()
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node not in fusion.stored:
+            pending += inputs_of(node)
+        elif node not in fusion.homes or fusion.homes[node].buffer == space:
+            return True
+    return False

@@ -10,9 +10,10 @@ from typing import Any
 import sympy
 
 from vtc.index import Size, sizes
+from vtc.lowering.dvm.lifetimes import accesses, shortened
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Space, references
 from vtc.program.module import Branch, Buffer, BufferKind, Module, Step
-from vtc.program.tile import ANCHORS, Access, Instr, TileKernel, operands, with_operands
+from vtc.program.tile import ANCHORS, Access, Instr, with_operands
 
 Run = list[Step]
 
@@ -54,15 +55,8 @@ def _used(run: Run | EagerStep) -> Iterator[int]:
             yield from _used(list(step.then))
             yield from _used(list(step.otherwise))
         else:
-            for access in _accesses(step):
+            for access in accesses(step):
                 yield access.buffer
-
-
-def _accesses(kernel: TileKernel) -> Iterator[Access]:
-    for instr in kernel.body:
-        if instr.access is not None:
-            yield instr.access
-        yield from operands(instr.constant)
 
 
 def _module(
@@ -81,7 +75,7 @@ def _module(
         elif number in after:
             kind = "output"
         buffers.append(Buffer(name, kind, space.dtype, extent_of(space.shape, space.stride)))
-    steps = tuple(_placed(step, places) for step in run)
+    steps = tuple(_placed(step, places) for step in shortened(run, spaces))
     symbols = sorted(set(_symbols((steps, [b.extent for b in buffers]))))
     module = Module(tuple(symbols), tuple(buffers), steps)
     kept = [None if b.kind == "temporary" else n for n, b in zip(order, buffers, strict=True)]

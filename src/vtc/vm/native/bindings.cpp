@@ -41,6 +41,12 @@ WordArray array_of(const std::vector<Word>& words) {
 
 vtc::ProgramView view_of(const Program& program) { return {program.words->data()}; }
 
+// Temporaries of any type may be in an output.
+void check_host(uintptr_t pointer) {
+  if (pointer % sizeof(Word))
+    throw nb::value_error("run() got an output that is not aligned to 8 bytes");
+}
+
 void check(const Program& program, const std::vector<uintptr_t>& pointers,
            const std::vector<double>& params) {
   vtc::ProgramView view = view_of(program);
@@ -49,8 +55,10 @@ void check(const Program& program, const std::vector<uintptr_t>& pointers,
   if (static_cast<int>(params.size()) != view.params())
     throw nb::value_error("run() needs one value a runtime scalar");
   for (int b = 0; b < view.buffers(); ++b)
-    if (!pointers[b] && !view.in_arena(b) && view.extent(b) > 0)
+    if (!pointers[b] && view.callers(b) && view.extent(b) > 0)
       throw nb::value_error("run() got no pointer for a buffer of the caller's");
+  for (int b = 0; b < view.buffers(); ++b)
+    if (view.hosted(b)) check_host(pointers[view.host(b)]);
 }
 
 uint64_t run(const Program& program, const std::vector<uintptr_t>& pointers,
@@ -73,10 +81,16 @@ class BoundProgram {
     std::vector<uintptr_t> filled(pointers_);
     for (int b : open_) {
       if (b < 0 || b >= static_cast<int>(filled.size())) throw nb::value_error("bind() got no buffer");
-      filled[b] = 1;
+      filled[b] = sizeof(Word);
     }
     check(program, filled, {});
-    for (int b : open_) needed_.push_back(!view.in_arena(b) && view.extent(b) > 0);
+    std::vector<bool> host(filled.size());
+    for (int b = 0; b < view.buffers(); ++b)
+      if (view.hosted(b)) host[view.host(b)] = true;
+    for (int b : open_) {
+      needed_.push_back(view.callers(b) && view.extent(b) > 0);
+      host_.push_back(host[b]);
+    }
     for (int b : program.fresh)
       fresh_.push_back({b, program.extents[b] * vtc::kItemsize[view.type(b)]});
   }
@@ -88,6 +102,7 @@ class BoundProgram {
     for (size_t i = 0; i < open_.size(); ++i) {
       if (needed_[i] && !pointers[i])
         throw nb::value_error("run() got no pointer for a buffer of the caller's");
+      if (host_[i]) check_host(pointers[i]);
       at[open_[i]] = pointers[i];
     }
     nb::gil_scoped_release release;
@@ -104,7 +119,7 @@ class BoundProgram {
   vtc::Words words_;
   std::vector<uintptr_t> pointers_;
   std::vector<int> open_;
-  std::vector<bool> needed_;
+  std::vector<bool> needed_, host_;  // of the open buffers
   std::vector<Fresh> fresh_;
 };
 
@@ -170,7 +185,7 @@ std::vector<uintptr_t> addresses(const Program& program, const std::vector<uintp
   vtc::ProgramView view = view_of(program);
   std::vector<uintptr_t> at(pointers);
   for (int b = 0; b < view.buffers(); ++b)
-    if (view.in_arena(b)) at[b] = arena + view.offset(b);
+    if (!view.callers(b)) at[b] = arena + view.offset(b);
   return at;
 }
 

@@ -1,10 +1,11 @@
-// A whole program: arena, order, barriers.
+// A whole program: order, barriers.
 
 #include "encode.h"
 
 #include <algorithm>
 #include <stdexcept>
 
+#include "arena.h"
 #include "pages.h"
 #include "table.h"
 #include "tiling.h"
@@ -16,91 +17,15 @@ namespace {
 // shorter program.
 constexpr int64_t kParallelCost = 200000;
 
-int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// Temporaries in the arena: first fit among those alive at the same time.
-class Arena {
- public:
-  Arena(const IrModule& module, const std::vector<int64_t>& values)
-      : module_(module), values_(values) {
-    size_t n = module.buffers.size();
-    first_.assign(n, -1);
-    last_.assign(n, -1);
-    offset.assign(n, 0);
-    visit(module.steps);
-    std::vector<int> order;
-    for (size_t b = 0; b < n; ++b)
-      if (module.buffers[b].kind == 2) order.push_back(static_cast<int>(b));
-    std::sort(order.begin(), order.end(), [&](int a, int b) { return first_[a] < first_[b]; });
-    std::vector<int> placed;
-    for (int b : order) {
-      place(b, placed);
-      placed.insert(std::upper_bound(placed.begin(), placed.end(), b,
-                                     [&](int x, int y) { return offset[x] < offset[y]; }),
-                    b);
-    }
-  }
-
-  int64_t size(int b) const {
-    const IrBuffer& buffer = module_.buffers[b];
-    return aligned(std::max<int64_t>(values_[buffer.extent], 1) * kItemsize[buffer.type]);
-  }
-  bool overlap(int a, int b) const {
-    return offset[a] < offset[b] + size(b) && offset[b] < offset[a] + size(a);
-  }
-
-  std::vector<int64_t> offset;
-  int64_t bytes = 0;
-
- private:
-  void touch(int b) {
-    if (first_[b] < 0) first_[b] = step_;
-    last_[b] = step_;
-  }
-
-  void visit(const std::vector<IrStep>& steps) {
-    for (const IrStep& step : steps) {
-      ++step_;
-      if (step.kernel >= 0) {
-        for (const IrAccess& a : module_.kernels[step.kernel].accesses) touch(a.buffer);
-        continue;
-      }
-      touch(step.predicate);
-      visit(step.then);
-      visit(step.otherwise);
-      // A slow thread still reads the predicate when others are in an arm.
-      touch(step.predicate);
-    }
-  }
-
-  void place(int b, const std::vector<int>& placed) {
-    int64_t at = 0, need = size(b);
-    for (int other : placed) {  // by offset
-      if (last_[other] < first_[b]) continue;
-      if (offset[other] - at >= need) break;
-      at = std::max(at, offset[other] + size(other));
-    }
-    offset[b] = at;
-    bytes = std::max(bytes, at + need);
-  }
-
-  const IrModule& module_;
-  const std::vector<int64_t>& values_;
-  std::vector<int> first_, last_;
-  int step_ = 0;
-};
-
 // What was read and written since the last barrier.
 class Pending {
  public:
-  Pending(const IrModule& module, const Arena& arena) : module_(module), arena_(arena) {}
+  explicit Pending(const Arena& arena) : arena_(arena) {}
 
   bool conflicts(int b, bool writes) const {
     for (auto [other, wrote] : seen_) {
       if (!writes && !wrote) continue;
-      if (other == b) return true;
-      bool both = module_.buffers[b].kind == 2 && module_.buffers[other].kind == 2;
-      if (both && arena_.overlap(b, other)) return true;
+      if (arena_.overlap(b, other)) return true;
     }
     return false;
   }
@@ -109,7 +34,6 @@ class Pending {
   void clear() { seen_.clear(); }
 
  private:
-  const IrModule& module_;
   const Arena& arena_;
   std::vector<std::pair<int, bool>> seen_;
 };
@@ -118,18 +42,25 @@ class Writer {
  public:
   Writer(const IrModule& module, const std::vector<int64_t>& values, std::vector<Word>& out,
          bool device)
-      : module_(module), values_(values), out_(out), device_(device), arena_(module, values),
-        pending_(module, arena_), kernels_(module, values, out, device) {
-    kernels_.arena_bytes = arena_.bytes;
+      : module_(module), values_(values), out_(out), device_(device),
+        arena_(module, values, !device), pending_(arena_), kernels_(module, values, out, device) {
+    kernels_.arena_bytes = arena_.bytes();
   }
 
   void write() {
     out_.assign({kMagic, 0, 0, 0, 0});
     for (size_t b = 0; b < module_.buffers.size(); ++b) {
       const IrBuffer& buffer = module_.buffers[b];
-      out_.push_back(static_cast<Word>(buffer.type) | static_cast<Word>(buffer.kind == 2) << 8);
+      Arena::Place place;
+      Word kind = BUFFER_CALLERS;
+      if (buffer.kind == 2) {
+        place = arena_.place(static_cast<int>(b));
+        kind = place.host < 0 ? BUFFER_ARENA : BUFFER_HOSTED;
+      }
+      Word host = kind == BUFFER_HOSTED ? static_cast<Word>(place.host) : 0;
+      out_.push_back(static_cast<Word>(buffer.type) | kind << 8 | host << 16);
       out_.push_back(static_cast<Word>(std::max<int64_t>(values_[buffer.extent], 0)));
-      out_.push_back(static_cast<Word>(arena_.offset[b]));
+      out_.push_back(static_cast<Word>(place.offset));
     }
     used_.assign(module_.buffers.size(), 0);
     steps(module_.steps);

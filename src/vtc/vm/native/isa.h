@@ -26,6 +26,12 @@ enum Type : uint8_t {
 };
 constexpr int kTypes = 10;
 
+enum BufferKind : uint8_t {
+  BUFFER_CALLERS = 0,
+  BUFFER_ARENA = 1,
+  BUFFER_HOSTED = 2,
+};
+
 enum Fold : uint8_t {
   FOLD_SUM = 0,
   FOLD_PROD = 1,

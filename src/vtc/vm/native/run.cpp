@@ -324,10 +324,15 @@ uint64_t run_program(const Words& words, const uintptr_t* pointers, const double
   char* arena = thread_arena().get(program.arena_bytes() + 64);
   thread_local std::vector<char*> at;
   at.resize(program.buffers());
-  for (int b = 0; b < program.buffers(); ++b)
-    at[b] = program.in_arena(b) ? arena + program.offset(b)
-            : pointers[b]       ? reinterpret_cast<char*>(pointers[b])
-                                : nowhere;
+  for (int b = 0; b < program.buffers(); ++b) {
+    switch (program.kind(b)) {
+      case BUFFER_ARENA: at[b] = arena + program.offset(b); break;
+      case BUFFER_HOSTED:
+        at[b] = reinterpret_cast<char*>(pointers[program.host(b)]) + program.offset(b);
+        break;
+      default: at[b] = pointers[b] ? reinterpret_cast<char*>(pointers[b]) : nowhere;
+    }
+  }
   Running running;
   threads = program.parallel() ? running.share(std::min(threads, kMostThreads)) : 1;
   Workspace held(program.arena_bytes() + threads * program.register_bytes());

@@ -15,10 +15,16 @@ void validate_buffers(const ProgramView& p) {
   for (int b = 0; b < p.buffers(); ++b) {
     require(p.type(b) < kTypes, "type of a buffer");
     require(p.extent(b) >= 0 && p.extent(b) <= kMostElements, "extent of a buffer");
-    if (!p.in_arena(b)) continue;
-    int64_t bytes = p.extent(b) * kItemsize[p.type(b)];
+    require(p.kind(b) <= BUFFER_HOSTED, "kind of a buffer");
+    if (p.hosted(b))
+      require(p.host(b) < p.buffers() && p.callers(p.host(b)), "the buffer that a temporary is in");
+  }
+  auto bytes = [&](int b) { return p.extent(b) * kItemsize[p.type(b)]; };
+  for (int b = 0; b < p.buffers(); ++b) {
+    if (p.callers(b)) continue;
+    int64_t room = p.hosted(b) ? bytes(p.host(b)) : p.arena_bytes();
     require(p.offset(b) >= 0 && p.offset(b) % 64 == 0, "offset of a temporary");
-    require(p.offset(b) <= p.arena_bytes() - bytes, "a temporary outside of the arena");
+    require(p.offset(b) <= room - bytes(b), "a temporary outside of the memory that it is in");
   }
 }
 

@@ -138,7 +138,10 @@ struct ProgramView {
   int kernels() const { return w[4] >> 32 & 0xffff; }
   bool parallel() const { return w[4] >> 48 & 1; }
   int type(int b) const { return w[kHeadWords + kBufferWords * b] & 0xff; }
-  bool in_arena(int b) const { return w[kHeadWords + kBufferWords * b] >> 8 & 1; }
+  int kind(int b) const { return w[kHeadWords + kBufferWords * b] >> 8 & 0xff; }
+  bool callers(int b) const { return kind(b) == BUFFER_CALLERS; }
+  bool hosted(int b) const { return kind(b) == BUFFER_HOSTED; }
+  int host(int b) const { return w[kHeadWords + kBufferWords * b] >> 16 & 0xffff; }
   int64_t extent(int b) const { return static_cast<int64_t>(w[kHeadWords + kBufferWords * b + 1]); }
   int64_t offset(int b) const { return static_cast<int64_t>(w[kHeadWords + kBufferWords * b + 2]); }
   const Word* steps() const { return w + kHeadWords + kBufferWords * buffers(); }
