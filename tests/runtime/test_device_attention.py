@@ -32,6 +32,18 @@ def test_a_mask_of_booleans_is_added_as_pytorch_adds_it(shape, dtype):
     torch.testing.assert_close(attention(q, k, v, made), attention(q, k, v, mask))
 
 
+def test_a_mask_to_add_is_copied_only_if_its_rows_are_not_aligned():
+    wide, odd = torch.randn(2, 1, 5, 32), torch.randn(2, 1, 5, 33)
+    assert additive(wide, wide.dtype) is wide
+    for mask in (odd, odd[..., :16], wide[..., ::2], torch.randn(5, 16).t()):
+        made = additive(mask, mask.dtype)
+        assert torch.equal(made, mask)
+        assert made.stride(-1) == 1
+        assert made.stride(-2) % ALIGNED == 0
+    shown = wide[:, :, :1].expand(2, 3, 5, 32)
+    assert additive(shown, shown.dtype) is shown
+
+
 @pytest.fixture
 def called(monkeypatch):
     """The names of the kernels that are called, on a device whose fused kernels take everything."""
@@ -58,8 +70,10 @@ def test_attention_is_a_fused_kernel_that_takes_any_sizes(called):
     attention(q, k, v, scale=0.5)
     attention(q, k, v, is_causal=True)
     attention(q, k[:, :2], v[:, :2], enable_gqa=True)
-    attention(q, k, v, additive(torch.ones(6, 6) > 0, q.dtype))
-    assert called == [FLASH, FLASH, FLASH, EFFICIENT]
+    for mask in (torch.ones(6, 6) > 0, torch.ones(2, 1, 6, 6)):
+        attention(q, k, v, mask)
+        attention(q, k, v, additive(mask, q.dtype))
+    assert called == [FLASH] * 3 + [EFFICIENT] * 4
 
 
 def test_what_they_do_not_take_is_pytorchs_choice(called, monkeypatch):
@@ -67,14 +81,13 @@ def test_what_they_do_not_take_is_pytorchs_choice(called, monkeypatch):
     mask = torch.ones(6, 6) > 0
     attention(q[0], k[0], v[0])
     attention(q[..., :7], k[..., :7], v[..., :7])
-    attention(q, k, v, mask)
-    attention(q, k, v, mask.to(q.dtype))  # rows that are not aligned
+    attention(q, k, v, mask.to(torch.float64))
     attention(q, k[:, :2], v[:, :2], additive(mask, q.dtype), enable_gqa=True)
     for name in ("_can_use_flash_attention", "_can_use_mem_efficient_attention"):
         monkeypatch.setattr(torch._C, name, lambda given, debug: False)
     attention(q, k, v)
     attention(q, k, v, additive(mask, q.dtype))
-    assert called == ["stock"] * 7
+    assert called == ["stock"] * 6
 
 
 def text_of(function, *shapes):

@@ -127,11 +127,13 @@ def test_weights_that_moved_are_found_and_calls_counted_anew(recorder, moved):
     for _ in range(RECURRING + 1):
         check(model, compiled, 3)
     replays = counters.replays
+    before = model.linear.weight.data  # kept, so that what is new lies elsewhere
     if moved == "data":
         model.linear.weight.data = torch.randn(4, 8)
     else:
         model.linear.weight = nn.Parameter(torch.randn(4, 8))
     check(model, compiled, 3)
+    assert model.linear.weight.data_ptr() != before.data_ptr()
     assert counters.replays == replays
     assert recorder.released == 1
     for _ in range(RECURRING + 1):
@@ -143,7 +145,9 @@ def test_weights_that_moved_are_found_and_calls_counted_anew(recorder, moved):
 def test_weights_that_move_again_and_again_are_no_longer_captured(recorder):
     model = Model()
     compiled = vtc.compile(model, engine="dvm")
+    held = []  # so that none comes to lie where another was
     for _ in range(RECURRING * (MISSES + 4)):
+        held.append(model.linear.weight.data)
         model.linear.weight.data = model.linear.weight.data.clone()
         check(model, compiled, 3)
     assert recorder.program.closed

@@ -28,8 +28,8 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.scaled_dot_product_attention`, without gradients. A mask of booleans
-    is PyTorch's choice: `additive` makes it one for the fused kernel."""
+    """As `torch.nn.functional.scaled_dot_product_attention`, without gradients. Masks that are not
+    `additive` yet are made so in each call."""
     if query.dim() == 4 and query.shape[-1] % 8 == 0:
         given = torch._C._SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
         if attn_mask is None and torch._C._can_use_flash_attention(given, False):
@@ -39,14 +39,14 @@ def attention(
             return found[0]
         if (
             attn_mask is not None
-            and attn_mask.dtype == query.dtype
-            and attn_mask.stride(-2) % ALIGNED == 0
+            and attn_mask.dtype in (torch.bool, query.dtype)
+            and attn_mask.dim() > 1
             and query.shape[1] == key.shape[1] == value.shape[1]
             and torch._C._can_use_mem_efficient_attention(given, False)
         ):
-            wide = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+            mask = additive(attn_mask, query.dtype).expand(*query.shape[:-1], key.shape[-2])
             found = torch._scaled_dot_product_efficient_attention(
-                query, key, value, wide, False, dropout_p, is_causal, scale=scale
+                query, key, value, mask, False, dropout_p, is_causal, scale=scale
             )
             return found[0]
     return scaled_dot_product_attention(
@@ -62,8 +62,13 @@ def attention(
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of booleans, True for what takes part, as one to be added to scores of `dtype`."""
+    """A mask as one that is added to scores of `dtype`, its rows aligned: one of booleans, True for
+    what takes part, or one of that dtype, which is returned as it is if it lies so."""
+    boolean = mask.dtype is torch.bool
+    *strides, last = mask.stride()
+    if not boolean and last == 1 and all(s % ALIGNED == 0 for s in strides):
+        return mask
     *outer, columns = mask.shape
     padded = -(-columns // ALIGNED) * ALIGNED
-    made = torch.empty((*outer, padded), dtype=dtype, device=mask.device)
-    return made[..., :columns].fill_(-math.inf).masked_fill_(mask, 0.0)
+    made = torch.empty((*outer, padded), dtype=dtype, device=mask.device)[..., :columns]
+    return made.fill_(-math.inf).masked_fill_(mask, 0.0) if boolean else made.copy_(mask)

@@ -6,6 +6,8 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from patterns.device_operators import heads_rotated, rms
+from vm import cuda_on_cpu
 from vtc.graph.capture import capture
 from vtc.lowering.dvm.lower import lower
 from vtc.lowering.dvm.plan import EagerStep
@@ -92,3 +94,52 @@ def test_attention_that_is_returned_has_the_strides_of_its_fake():
     returned = plan.outputs[1]
     assert returned.space == number
     assert returned.view[1] == plan.spaces[number].stride
+
+
+def normed_and_turned(x, cos, sin, w):
+    return (heads_rotated(64, normed=True)(x, cos, sin, w),)
+
+
+def normed_and_projected(x, cos, sin, w):
+    return (nn.functional.linear(w * rms(x).to(x.dtype), torch.cat((cos, cos, cos), -1)),)
+
+
+TURNED = [(2, 5, 192), (5, 64), (5, 64), (64,)]
+PROJECTED = [(2, 5, 192), (4, 64), (4, 64), (192,)]
+
+
+def kernels_of(function, shapes):
+    with FakeTensorMode():
+        fakes = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+    plan = lower(capture(fx.symbolic_trace(function), fakes))
+    modules = [step for step in plan.steps if not isinstance(step, EagerStep)]
+    return plan, modules, [k for step in modules for k in step.module.kernels()]
+
+
+def test_rows_that_are_normed_and_then_moved_are_stored_whole():
+    """The device has one kernel for such rows, and none for their sums alone."""
+    plan, (step,), (norm, turn) = kernels_of(normed_and_turned, TURNED)
+    assert norm.reduced
+    assert not turn.reduced
+    generator = torch.Generator().manual_seed(0)
+    args = [torch.randn(s, generator=generator).to(torch.bfloat16) for s in TURNED]
+    tensors = []
+    for number in step.spaces:
+        space = None if number is None else plan.spaces[number]
+        if space is None:
+            tensors.append(None)
+        elif space.kind == "input":
+            tensors.append(args[space.number])
+        else:
+            made = torch.empty_strided(space.shape, space.stride, dtype=space.dtype.torch_dtype)
+            tensors.append(made)
+    encoded = cuda_on_cpu.Machine(step.module).encode([])
+    encoded.run([0 if t is None else t.data_ptr() for t in tensors], [])
+    (expected,) = normed_and_turned(*(a.float() for a in args))
+    found = tensors[step.spaces.index(plan.outputs[0].space)]
+    torch.testing.assert_close(found.float(), expected, rtol=5e-2, atol=5e-2)
+
+
+def test_rows_that_are_read_where_they_are_normed_are_one_kernel():
+    kernels = kernels_of(normed_and_projected, PROJECTED)[2]
+    assert sum(bool(k.reduced) for k in kernels) == 1

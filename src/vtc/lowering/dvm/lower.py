@@ -65,6 +65,7 @@ def _lowered(
     roots += [t for call in own.calls for t in call.tensors()]
     users = live_users(roots)
     fusion = Fusion(users, set(), frozenset(roots), own.fakes, results=own.graph.results)
+    fusion.whole_rows = own.device.type == "cuda"
     fusion.layouts = layouts(own, {*bases, *roots})
     prepacked = _prepacked(program, own, fusion, {*bases, *roots}, packing)
     inputs = _inputs(program, own, fusion)

@@ -35,10 +35,11 @@ RECOMPUTED_LEAVES = 2
 
 @dataclass
 class KernelWriter(Memory, ABC):
-    """Appends kernels to `steps`; `made` counts them."""
+    """Appends kernels to `steps`; `made` counts them. whole_rows: see `normed`."""
 
     steps: list[TileKernel | Branch | EagerStep] = field(default_factory=list)
     made: int = 0
+    whole_rows: bool = False
 
     @abstractmethod
     def ensure(self, node: Node) -> None:
@@ -73,7 +74,20 @@ class KernelWriter(Memory, ABC):
             if outer is None:
                 break
             node = outer
-        self.ensure(node)
+        self.ensure(self.normed(node, root))
+
+    def normed(self, fold: Node, root: Node) -> Node:
+        """What is stored for a fold: on a device, where rows that are scaled by their own fold are
+        one kernel, those rows, if they are read elsewhere than they are computed; else the fold."""
+        found, at = fold, fold
+        while self.whole_rows and at.op in ("reduce", "cast", *SCALARS):
+            users = set(self.users.get(at, ()))
+            if at.shape == fold.operands[0].shape and any(u.op == "move" for u in users):
+                found = at
+            if len(users) != 1 or users & {root, *self.stored, *self.kept} or at in self.roots:
+                break
+            (at,) = users
+        return found
 
     def epilogue(self, anchor: Node, root: Node) -> Node:
         """What an anchor that has to be stored is stored as: with the scalar operators behind it,
