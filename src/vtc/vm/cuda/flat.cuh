@@ -7,21 +7,36 @@
 
 namespace vtc {
 
-// The group of y at elements `first` on, where y begins again after `d.period`.
+// The part of the group of y at elements `first` on, where y begins again after `d.period`.
 template <int kType>
-__device__ __forceinline__ void load_repeated(const Flat& d, int first, GroupPart part, PackedGroup& to) {
+__device__ __forceinline__ void load_repeated(const Flat& d, unsigned column, GroupPart part,
+                                              PackedGroup& to) {
   const char* base = reinterpret_cast<const char*>(d.y);
-  unsigned period = static_cast<unsigned>(d.period);
-  unsigned column = static_cast<unsigned>(first + part.low) % period;
-  if (part.all() && column + kRun <= period)
-    return load_unaligned<kType>(base, static_cast<int>(column), d.period, to);
   to = {};
 #pragma unroll
   for (int e = 0; e < kRun; ++e) {
     if (e < part.low || e >= part.high) continue;
     set_element<kType>(to, e, element_at<kType>(base + column * itemsize(kType)));
-    column = column + 1 == period ? 0 : column + 1;
+    column = column + 1 == static_cast<unsigned>(d.period) ? 0 : column + 1;
   }
+}
+
+// The same of a whole group.
+template <int kType>
+__device__ __forceinline__ void load_whole_repeated(const Flat& d, unsigned column, PackedGroup& to) {
+  constexpr int kSize = itemsize(kType);
+  const char* base = reinterpret_cast<const char*>(d.y);
+  const char *at = base + column * kSize, *end = base + static_cast<int64_t>(d.period) * kSize;
+  if constexpr (kSize == 2) {
+    if (column + kRun <= static_cast<unsigned>(d.period) && load_covering(at, true, end, to.v)) {
+      to.v[0] = shifted_vector(to.v, static_cast<uint32_t>(reinterpret_cast<uint64_t>(at) & 15));
+      return;
+    }
+  } else if (column + kRun <= static_cast<unsigned>(d.period) &&
+             !(reinterpret_cast<uint64_t>(at) & 15)) {
+    return load_group<kType>(at, to);
+  }
+  load_repeated<kType>(d, column, GroupPart(0, kRun), to);
 }
 
 // The block of threads `block`.
@@ -29,19 +44,28 @@ template <int kType, int kForm>
 __device__ __forceinline__ void run_flat(const Flat& d, unsigned block) {
   constexpr int kSize = itemsize(kType);
   using Held = ValuesOf<kRun>;
-  int group = static_cast<int>(block) * d.threads + own_thread();
+  int group = static_cast<int>(block) * d.threads + static_cast<int>(threadIdx.x);
   int first = group * kRun - d.lead;
   GroupPart part(first, d.count);
   if (part.none()) return;
   int64_t offset = static_cast<int64_t>(first) * kSize;
-  auto load = [&](uint64_t address, PackedGroup& to) {
-    const char* at = reinterpret_cast<const char*>(address) + offset;
-    part.all() ? load_group<kType>(at, to) : load_part<kType>(at, part, to);
-  };
-  PackedGroup x, y = {};
-  load(d.x, x);
+  const char* x_at = reinterpret_cast<const char*>(d.x) + offset;
+  const char* y_at = reinterpret_cast<const char*>(d.y) + offset;
+  PackedGroup x, y;
   bool two = kForm != FLAT_UNARY && d.y;
-  if (two) d.period ? load_repeated<kType>(d, first, part, y) : load(d.y, y);
+  // All loads of a thread are under way before the first is waited for.
+  if (part.all()) {
+    load_group<kType>(x_at, x);
+    if (two && !d.period) load_group<kType>(y_at, y);
+    if (two && d.period)
+      load_whole_repeated<kType>(d, static_cast<unsigned>(first) % static_cast<unsigned>(d.period), y);
+  } else {
+    load_part<kType>(x_at, part, x);
+    if (two && !d.period) load_part<kType>(y_at, part, y);
+    if (two && d.period)
+      load_repeated<kType>(
+          d, static_cast<unsigned>(first + part.low) % static_cast<unsigned>(d.period), part, y);
+  }
   auto take_y = [&](Held& b) {
     if (kForm != FLAT_UNARY) unpack<kType>(y.v, b.x);
     if (!two) each(b, [&](float) { return d.number; });

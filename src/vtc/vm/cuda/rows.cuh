@@ -184,6 +184,7 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
   typename Memory::Row x, y;
   typename Memory::Shared scale, shift;
   int lead = 0;
+  // All loads of a row are under way before one is waited for.
   auto load = [&](int at) {
     int row = t.row(at, d);
     lead = m.lead(row);
@@ -193,6 +194,9 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
   auto load_shared = [&] {
     if (d.scale.address) m.issue_shared(d.scale, lead, scale);
     if (d.shift.address) m.issue_shared(d.shift, lead, shift);
+    if (!Memory::kSharedByRow) return;
+    if (d.scale.address) m.complete_shared(d.scale, lead, scale);
+    if (d.shift.address) m.complete_shared(d.shift, lead, shift);
   };
   if (t.first < d.rows) load(t.first);
   if (!Memory::kSharedByRow) load_shared();
@@ -203,11 +207,14 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
     bool has = t.has(at, d);
     uint32_t live = m.live(own_lead);
     ValuesOf<Memory::kCount> a, b;
+    m.complete(d.x, row, own_lead, x);
     m.take(d.x, x, a);
     if (d.y.address) {
+      m.complete(d.y, row, own_lead, y);
       m.take(d.y, y, b);
       each(a, b, [](float p, float q) { return p + q; });
     }
+    if (Memory::kSharedByRow) leave(live, 0.0f, a);  // what is of other rows
     if (at + t.step < d.rows) load(at + t.step);
     if (d.sum.address && has) m.put(d.sum, row, own_lead, a);
     if (d.centered) {
@@ -225,11 +232,11 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
     m.renew_shared(scale);
     m.renew_shared(shift);
     if (d.scale.address) {
-      m.take(d.scale, scale, b);
+      m.take_shared(d.scale, scale, b);
       each(a, b, [](float p, float q) { return p * q; });
     }
     if (d.shift.address) {
-      m.take(d.shift, shift, b);
+      m.take_shared(d.shift, shift, b);
       each(a, b, [](float p, float q) { return p + q; });
     }
     if (has) m.put(d.out, row, own_lead, a);
@@ -254,6 +261,7 @@ __device__ __forceinline__ void softmax_rows(const Rows& d, unsigned block, unsi
     int row = t.row(at, d), own_lead = lead;
     uint32_t live = m.live(own_lead);
     ValuesOf<Memory::kCount> a;
+    m.complete(d.x, row, own_lead, x);
     m.take(d.x, x, a);
     if (at + t.step < d.rows) load(at + t.step);
     leave(live, Most::none(), a);

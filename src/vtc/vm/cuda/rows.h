@@ -32,6 +32,7 @@ constexpr int kRowAxes = 4;
 
 struct RowOperand {
   uint64_t address;         // 0: there is none
+  uint64_t end;             // of its buffer
   int64_t pitch[kRowAxes];  // bytes between rows along each axis
   int32_t type;             // of memory
   int32_t size;             // bytes of an element

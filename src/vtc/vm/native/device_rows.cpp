@@ -124,14 +124,15 @@ class RowsMatcher {
     if (!view.plain() || !is_float(type)) return false;
     if (form().columns > 1 && view.stride(kernel_.column()) != side) return false;
     RowOperand* all[] = {&form().x, &form().y, &form().scale, &form().shift, &form().out, &form().sum};
-    RowOperand& own = *all[which] = {0, {}, type, size};
+    RowOperand& own = *all[which] = {0, 0, {}, type, size};
     bool vector = which == ROW_SCALE || (which == ROW_SHIFT && form().kind != ROWS_ROTARY);
     for (int axis = 0; axis < form().axes; ++axis) {
       int64_t pitch = view.stride(axes_[axis]) * size;
       if (vector ? pitch != 0 : r.op == OP_STORE && !pitch) return false;
       own.pitch[kRowAxes - form().axes + axis] = pitch;
     }
-    found_.operands[which] = {view.buffer(), view.offset() * size};
+    found_.operands[which] = {view.buffer(), view.offset() * size,
+                              program_.extent(view.buffer()) * size};
     return true;
   }
   bool load(int n, RowsOperand which) { return is(n, OP_LOAD) && access(n, which); }

@@ -23,6 +23,7 @@ struct RowsKernel {
   struct Operand {
     int buffer = -1;     // of the program; -1: there is none
     int64_t offset = 0;  // bytes
+    int64_t extent = 0;  // of the buffer, in bytes
   };
   std::array<Operand, kRowOperands> operands;
   bool found = false;

@@ -118,6 +118,7 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
     const RowsKernel::Operand& o = kernel.operands[n];
     if (o.buffer < 0) continue;
     all[n]->address = pointers[o.buffer] + o.offset;
+    all[n]->end = pointers[o.buffer] + o.extent;
     if (n == ROW_SUM && r.kind == ROWS_ROTARY) continue;  // an element a row
     aligned &= all[n]->address % 16 == 0;
     for (int64_t pitch : all[n]->pitch) aligned &= pitch % 16 == 0;
