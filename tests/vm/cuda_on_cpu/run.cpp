@@ -76,10 +76,10 @@ Kernel softmax_kernel() {
   };
 }
 
-template <int kType, int kForm>
+template <int kType, int kForm, int kOp>
 Kernel flat_kernel() {
   return [](const void* flat, unsigned block, unsigned) {
-    vtc::run_flat<kType, kForm>(*static_cast<const vtc::Flat*>(flat), block);
+    vtc::run_flat<kType, kForm, kOp>(*static_cast<const vtc::Flat*>(flat), block);
   };
 }
 
@@ -93,7 +93,7 @@ Kernel rows_kernel(void (*run)(const vtc::Rows&, unsigned)) {
 const std::vector<Kernel>& row_kernels() {
 #define VTC_NORM(NAME, TYPE, GROUPS, ANY) norm_kernel<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>(),
 #define VTC_SOFTMAX(NAME, TYPE, GROUPS, ANY) softmax_kernel<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>(),
-#define VTC_FLAT_KERNEL(NAME, TYPE, FORM) flat_kernel<vtc::TYPE, vtc::FORM>(),
+#define VTC_FLAT_KERNEL(NAME, TYPE, FORM, OP) flat_kernel<vtc::TYPE, vtc::FORM, vtc::OP>(),
   static const std::vector<Kernel> all{
       rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::map_rows(d, block); }),
       rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::map_halves(d, block); }),

@@ -25,6 +25,10 @@ struct GroupPart {
   }
 };
 
+__device__ __forceinline__ float element_of(int type, uint32_t bits) {
+  return type == T_BF16 ? from_bf16(bits) : type == T_F16 ? from_f16(bits) : __uint_as_float(bits);
+}
+
 // The bits of the element at `at`.
 template <int kType>
 __device__ __forceinline__ uint32_t element_at(const char* at) {
@@ -32,6 +36,15 @@ __device__ __forceinline__ uint32_t element_at(const char* at) {
     return *reinterpret_cast<const uint16_t*>(at);
   else
     return *reinterpret_cast<const uint32_t*>(at);
+}
+
+template <int kType>
+__device__ __forceinline__ void store_element_as(char* at, float x) {
+  if constexpr (kType == T_F32)
+    *reinterpret_cast<float*>(at) = x;
+  else
+    *reinterpret_cast<uint16_t*>(at) =
+        static_cast<uint16_t>(kType == T_BF16 ? pack_bf16(x, 0.0f) : pack_f16(x, 0.0f));
 }
 
 template <int kType>

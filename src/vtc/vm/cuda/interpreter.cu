@@ -50,10 +50,10 @@ VTC_ROW_GROUPS(VTC_SOFTMAX)
 #undef VTC_ROWS
 
 // Pointwise kernels on tensors without gaps (flat.h).
-#define VTC_FLAT_KERNEL(NAME, TYPE, FORM)                                  \
-  extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 5)    \
+#define VTC_FLAT_KERNEL(NAME, TYPE, FORM, OP)                              \
+  extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 6)    \
       vtc_flat_##NAME(const __grid_constant__ vtc::Flat flat) {            \
-    vtc::run_flat<vtc::TYPE, vtc::FORM>(flat, blockIdx.x);                 \
+    vtc::run_flat<vtc::TYPE, vtc::FORM, vtc::OP>(flat, blockIdx.x);        \
   }
 VTC_FLAT(VTC_FLAT_KERNEL)
 #undef VTC_FLAT_KERNEL

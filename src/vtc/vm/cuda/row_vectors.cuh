@@ -53,10 +53,13 @@ struct RowGroups {
   __device__ __forceinline__ GroupPart part(int g, int lead) const {
     return {first(g, lead), d.columns};
   }
+  // Is there anything of a group?
+  __device__ __forceinline__ bool has(int g, int lead) const { return first(g, lead) < d.columns; }
   __device__ __forceinline__ uint32_t live(int lead) const {
     uint32_t bits = 0;
 #pragma unroll
-    for (int g = 0; g < kGroupsOf; ++g) bits |= part(g, lead).bits() << g * kRun;
+    for (int g = 0; g < kGroupsOf; ++g)
+      bits |= (kRagged ? part(g, lead).bits() : has(g, lead) ? 0xffu : 0u) << g * kRun;
     return bits;
   }
 
@@ -71,7 +74,7 @@ struct RowGroups {
 #pragma unroll
     for (int g = 0; g < kGroupsOf; ++g) {
       const char* at = from + static_cast<int64_t>(first(g, lead)) * kSize;
-      bool there = !part(g, lead).none() && (!kRagged || fits(own, at));
+      bool there = has(g, lead) && (!kRagged || fits(own, at));
 #pragma unroll
       for (int n = 0; n < vectors_of(kType); ++n)
         to.g[g].v[n] = load_vector_if(at + 16 * n, there);
@@ -84,8 +87,7 @@ struct RowGroups {
 #pragma unroll
     for (int g = 0; g < kGroupsOf; ++g) {
       const char* at = from + static_cast<int64_t>(first(g, lead)) * kSize;
-      GroupPart p = part(g, lead);
-      if (!p.none() && !fits(own, at)) load_part<kType>(at, p, to.g[g]);
+      if (has(g, lead) && !fits(own, at)) load_part<kType>(at, part(g, lead), to.g[g]);
     }
   }
   __device__ __forceinline__ const char* shared_at(const RowOperand& own, int g, int lead) const {
@@ -97,15 +99,15 @@ struct RowGroups {
 #pragma unroll
     for (int g = 0; g < kGroupsOf; ++g) {
       const char* at = shared_at(own, g, lead);
-      GroupPart p = part(g, lead);
       if constexpr (kRagged) {
+        GroupPart p = part(g, lead);
         to.skipped[g] = static_cast<uint32_t>(reinterpret_cast<uint64_t>(at) & 15);
         bool done = load_covering(at, p.all(), end, to.g[g].v);
         to.cut |= static_cast<uint32_t>(!p.none() && !(p.all() && done)) << g;
       } else {
 #pragma unroll
         for (int n = 0; n < vectors_of(kType); ++n)
-          to.g[g].v[n] = load_vector_if(at + 16 * n, p.all());
+          to.g[g].v[n] = load_vector_if(at + 16 * n, has(g, lead));
       }
     }
   }
@@ -149,9 +151,9 @@ struct RowGroups {
     char* to = row_of(d, own, row);
 #pragma unroll
     for (int g = 0; g < kGroupsOf; ++g) {
-      GroupPart p = part(g, lead);
-      if (!p.none())
-        store_part<kType>(to + static_cast<int64_t>(first(g, lead)) * kSize, p, a.x + g * kRun);
+      if (!has(g, lead)) continue;
+      char* at = to + static_cast<int64_t>(first(g, lead)) * kSize;
+      store_part<kType>(at, kRagged ? part(g, lead) : GroupPart(0, kRun), a.x + g * kRun);
     }
   }
 };

@@ -27,9 +27,10 @@ struct RowsKernel {
   };
   std::array<Operand, kRowOperands> operands;
   bool found = false;
-  // Where rows make no difference (cuda/flat.h): the same without addresses, and its form, or -1.
+  // Where rows make no difference (cuda/flat.h): the same without addresses, and which function of one
+  // type it is, or -1.
   Flat flat{};
-  int flat_form = -1;
+  int flat_function = -1;
 };
 
 // The operation that a kernel is, if it is one of `RowsKind`.
@@ -44,6 +45,7 @@ void choose_blocks(Rows& own);
 #define VTC_COUNT(...) +1
 constexpr int kRowGroupFunctions = 0 VTC_ROW_GROUPS(VTC_COUNT);
 constexpr int kFlatFunctions = 0 VTC_FLAT(VTC_COUNT);
+constexpr int kFlatOfType = kFlatFunctions / 3;
 #undef VTC_COUNT
 
 // Functions of cuda/interpreter.cu; behind MAP is that for halves, the others' lists begin where they

@@ -68,18 +68,18 @@ bool launch_groups(RowsLaunch& own, int processors) {
 // A pointwise kernel by its flat form. False if it cannot be.
 bool launch_flat(const RowsKernel& kernel, RowsLaunch& own) {
   const Rows& r = own.rows;
-  if (kernel.flat_form < 0) return false;
+  if (kernel.flat_function < 0) return false;
   Flat& f = own.flat = kernel.flat;
   uint64_t beginning = r.x.address % 16;
   if (r.out.address % 16 != beginning) return false;
   if (r.y.address && !f.period && r.y.address % 16 != beginning) return false;
   f.x = r.x.address, f.y = r.y.address, f.out = r.out.address;
-  f.lead = static_cast<int>(beginning) / r.x.size;
-  int64_t groups = divide_up(int64_t{f.count} + f.lead, 8);
-  f.threads = block_of(groups);
+  f.head = std::min(static_cast<int>((16 - beginning) % 16) / r.x.size, f.count);
+  f.groups = (f.count - f.head) / 8;
+  f.threads = block_of(f.groups);
   int type = r.x.type == T_BF16 ? 0 : r.x.type == T_F16 ? 1 : 2;
-  own.function = ROWS_FUNCTION_FLAT + type * kFlatForms + kernel.flat_form;
-  own.blocks = divide_up(groups, f.threads);
+  own.function = ROWS_FUNCTION_FLAT + type * kFlatOfType + kernel.flat_function;
+  own.blocks = divide_up(f.groups, f.threads) + (f.groups * 8 < f.count);
   return true;
 }
 
