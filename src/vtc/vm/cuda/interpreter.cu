@@ -4,6 +4,7 @@
 
 #include "flat.cuh"
 #include "launch.cuh"
+#include "padded.cuh"
 #include "rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(vtc::kThreads, vtc::kBlocks)
@@ -57,3 +58,13 @@ VTC_ROW_GROUPS(VTC_SOFTMAX)
   }
 VTC_FLAT(VTC_FLAT_KERNEL)
 #undef VTC_FLAT_KERNEL
+
+// Copies around the library's products (padded.h).
+extern "C" __global__ void __launch_bounds__(vtc::kPadThreads)
+    vtc_pad(const __grid_constant__ vtc::Padding all) {
+  vtc::pad_rows(all, blockIdx.x);
+}
+extern "C" __global__ void __launch_bounds__(vtc::kPadThreads)
+    vtc_unpad(const __grid_constant__ vtc::Padding all) {
+  vtc::unpad_rows(all, blockIdx.x);
+}
