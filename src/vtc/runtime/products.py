@@ -1,8 +1,8 @@
 """Products of matrices by the library, on a CUDA device, at sizes for which it has no fast kernels.
 
-cuBLAS reads 16-bit elements 8 at a time only where rows begin at multiples of 16 bytes and all sizes
-are multiples of 8: otherwise it is some five times slower. Where a product is large enough, its
-operands are copied into such rows, with zeros around them, and its result is copied out of them.
+cuBLAS moves 16-bit elements 8 at a time only where rows begin at multiples of 16 bytes and all
+sizes are multiples of 8: otherwise it is some five times slower. Where a product is large enough,
+its operands are copied into such rows, with zeros around them, and its result is copied out.
 """
 
 from __future__ import annotations
