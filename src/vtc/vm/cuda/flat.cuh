@@ -76,7 +76,7 @@ template <int kType, int kForm, int kOp>
 __device__ __forceinline__ void run_flat(const Flat& d, unsigned block) {
   constexpr int kSize = itemsize(kType);
   int group = static_cast<int>(block) * d.threads + static_cast<int>(threadIdx.x);
-  if (group >= d.groups) {
+  if (__builtin_expect(group >= d.groups, 0)) {
     // Of the last block, all of whose threads are behind the last group.
     int behind = (d.groups + d.threads - 1) / d.threads * d.threads;
     if (group >= behind) run_edge<kType, kForm, kOp>(d, group - behind);
@@ -86,9 +86,9 @@ __device__ __forceinline__ void run_flat(const Flat& d, unsigned block) {
   int64_t offset = static_cast<int64_t>(first) * kSize;
   PackedGroup x, y;
   load_group<kType>(reinterpret_cast<const char*>(d.x) + offset, x);
-  bool two = kForm != FLAT_UNARY && d.y;
+  bool two = kForm == FLAT_GATE || kForm == FLAT_BIAS || (kForm != FLAT_UNARY && d.y);
   if (two) {
-    if (!d.period)
+    if (__builtin_expect(!d.period, kForm != FLAT_BIAS))
       load_group<kType>(reinterpret_cast<const char*>(d.y) + offset, y);
     else
       load_repeated<kType>(d, static_cast<unsigned>(first) % static_cast<unsigned>(d.period), y);
@@ -98,7 +98,8 @@ __device__ __forceinline__ void run_flat(const Flat& d, unsigned block) {
   if (two)
     unpack<kType>(y.v, b.x);
   else
-    each(b, [&](float) { return d.number; });
+#pragma unroll
+    for (int e = 0; e < kRun; ++e) b.x[e] = d.number;
   compute_flat<kForm, kOp>(d, a, b);
   Vector v[2];
   pack<kType>(a.x, v);

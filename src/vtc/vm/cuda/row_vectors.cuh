@@ -87,7 +87,7 @@ struct RowGroups {
 #pragma unroll
     for (int g = 0; g < kGroupsOf; ++g) {
       const char* at = from + static_cast<int64_t>(first(g, lead)) * kSize;
-      if (has(g, lead) && !fits(own, at)) load_part<kType>(at, part(g, lead), to.g[g]);
+      if (__builtin_expect(has(g, lead) && !fits(own, at), 0)) load_part<kType>(at, part(g, lead), to.g[g]);
     }
   }
   __device__ __forceinline__ const char* shared_at(const RowOperand& own, int g, int lead) const {

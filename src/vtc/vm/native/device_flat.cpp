@@ -34,21 +34,21 @@ struct FlatFunction {
 constexpr FlatFunction kFunctions[kFlatOfType] = {VTC_FLAT_OF(VTC_ENTRY, , )};
 #undef VTC_ENTRY
 
-// What an operation is as one of the first forms, else {FLAT_ANY, D_B_TO_A}.
-FlatFunction simple_form(const Rows& r) {
+// What an operation, on one or two tensors, is as one of the first forms, else {FLAT_ANY, D_B_TO_A}.
+FlatFunction simple_form(const Rows& r, bool two) {
   bool first = r.first != kNoOperator, last = r.last != kNoOperator;
   if (r.kind == ROWS_CHOOSE) return {FLAT_CHOOSE, D_B_TO_A};
   if (r.second == kNoOperator && !(first && last))
     return {FLAT_UNARY, first ? r.first : last ? r.last : int{D_B_TO_A}};
   if (!first && !last) return {FLAT_BINARY, D_B_TO_A};
-  if (!last && r.second == D_MUL) return {FLAT_GATE, r.first};
-  if (!first && r.second == D_ADD) return {FLAT_BIAS, r.last};
+  if (two && !last && r.second == D_MUL) return {FLAT_GATE, r.first};
+  if (two && !first && r.second == D_ADD) return {FLAT_BIAS, r.last};
   return {FLAT_ANY, D_B_TO_A};
 }
 
 // The function for it among those of a type.
-int function_of(const Rows& r) {
-  FlatFunction wanted = simple_form(r);
+int function_of(const Rows& r, bool two) {
+  FlatFunction wanted = simple_form(r, two);
   for (int n = 0; n < kFlatOfType; ++n)
     if (kFunctions[n].form == wanted.form && kFunctions[n].op == wanted.op) return n;
   return kFlatOfType - 1;  // FLAT_ANY
@@ -73,7 +73,7 @@ void find_flat(RowsKernel& kernel) {
   f.period = two && !has_no_gaps(r, r.y) ? r.columns : 0;
   f.number = r.number;
   f.first = r.first, f.second = r.second, f.third = r.third, f.last = r.last, f.compare = r.compare;
-  kernel.flat_function = function_of(r);
+  kernel.flat_function = function_of(r, two);
 }
 
 }  // namespace vtc

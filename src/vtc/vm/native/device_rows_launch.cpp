@@ -68,7 +68,11 @@ bool launch_groups(RowsLaunch& own, int processors) {
 // A pointwise kernel by its flat form. False if it cannot be.
 bool launch_flat(const RowsKernel& kernel, RowsLaunch& own) {
   const Rows& r = own.rows;
-  if (kernel.flat_function < 0) return false;
+  // Where rows are aligned and there is much to do, 16 elements a thread are faster: kernels with a switch
+  // over operators soon, others where the rate of the memory is the limit.
+  bool switches = kernel.flat_function == kFlatOfType - 1;
+  int64_t much = int64_t{1} << (switches ? 20 : 25);
+  if (kernel.flat_function < 0 || (r.aligned && kernel.flat.count >= much)) return false;
   Flat& f = own.flat = kernel.flat;
   uint64_t beginning = r.x.address % 16;
   if (r.out.address % 16 != beginning) return false;
