@@ -182,10 +182,9 @@ REGISTERS = {
     "vtc_norm": 128,
     "vtc_softmax": 80,
     "vtc_rotary": 80,
-    **{
-        f"vtc_norm_{g}": 64 if "_1" in g else 80 if g in ("bf16_2", "f16_2") else 128
-        for g in GROUPS
-    },
+    **{f"vtc_norm_{g}": 128 for g in ("bf16_2_any", "f16_2_any", "f32_2")},
+    **{f"vtc_norm_{g}": 80 for g in ("bf16_2", "f16_2", "bf16_1_any", "f16_1_any")},
+    **{f"vtc_norm_{g}": 64 for g in ("bf16_1", "f16_1", "f32_1")},
     **{f"vtc_softmax_{g}": 80 if "f32" in g else 64 for g in GROUPS},
     **{f"vtc_flat_{t}_{f}": 40 for t in ("bf16", "f16", "f32") for f in FORMS},
 }

@@ -132,6 +132,8 @@ inline float __int_as_float(int32_t x) { return bits<float>(x); }
 inline int32_t __float_as_int(float x) { return bits<int32_t>(x); }
 inline double __longlong_as_double(long long x) { return bits<double>(x); }
 
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
 inline float __shfl_xor_sync(uint32_t, float x, int lane) {
   Block& b = *Block::running();
   int own = b.current;

@@ -40,7 +40,8 @@ VTC_ROWS(vtc_softmax, vtc::softmax_rows<vtc::RowElements>, 768, 1)
 // So many threads that the registers are those that `launch_of` counts with.
 #define VTC_NORM(NAME, TYPE, GROUPS, ANY)                                              \
   VTC_ROWS(vtc_norm_##NAME, (vtc::norm_rows<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>), \
-           GROUPS == 1 ? 512 : ANY || vtc::TYPE == vtc::T_F32 ? 512 : 768, GROUPS == 1 ? 2 : 1)
+           (GROUPS == 1 ? !ANY : ANY || vtc::TYPE == vtc::T_F32) ? 512 : 768,          \
+           GROUPS == 1 && !ANY ? 2 : 1)
 VTC_ROW_GROUPS(VTC_NORM)
 #undef VTC_NORM
 #define VTC_SOFTMAX(NAME, TYPE, GROUPS, ANY)                                                 \

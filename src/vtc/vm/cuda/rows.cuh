@@ -163,13 +163,20 @@ struct RowTurns {
   int slot, first, ahead, step;
 
   __device__ __forceinline__ RowTurns(const Rows& d, unsigned block, unsigned blocks, float* kept)
-      : team{own_thread(), d.lanes < 32 ? d.lanes : 32, d.lanes < 32 ? 1 : d.lanes / 32, kept} {
-    unsigned thread = static_cast<unsigned>(team.thread), lanes = static_cast<unsigned>(d.lanes);
-    unsigned teams = static_cast<unsigned>(d.threads) / lanes, own = thread / lanes;
-    ahead = static_cast<int>(lanes < 32 ? thread % 32 / lanes : 0);
-    slot = static_cast<int>(thread - own * lanes);
-    first = static_cast<int>(block * teams + own) - ahead;
-    step = static_cast<int>(blocks * teams);
+      : team{own_thread(), 32, 1, kept} {
+    if (d.lanes <= 32) {
+      // Powers of two.
+      int shift = __ffs(d.lanes) - 1, own = team.thread >> shift, teams = d.threads >> shift;
+      team.width = d.lanes;
+      ahead = (team.thread & 31) >> shift;
+      slot = team.thread & (d.lanes - 1);
+      first = static_cast<int>(block) * teams + own - ahead;
+      step = static_cast<int>(blocks) * teams;
+    } else {
+      team.warps = d.lanes >> 5;
+      ahead = 0, slot = team.thread;
+      first = static_cast<int>(block), step = static_cast<int>(blocks);
+    }
   }
   __device__ __forceinline__ bool has(int at, const Rows& d) const { return at + ahead < d.rows; }
   __device__ __forceinline__ int row(int at, const Rows& d) const {
@@ -218,13 +225,13 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
     if (at + t.step < d.rows) load(at + t.step);
     if (d.sum.address && has) m.put(d.sum, row, own_lead, a);
     if (d.centered) {
-      float mean = quotient(t.team.fold(a, Sum()), d.count);
+      float mean = t.team.fold(a, Sum()) * d.share;
       each(a, [=](float p) { return p - mean; });
       leave(live, 0.0f, a);
     }
     b = a;
     each(b, [](float p) { return p * p; });
-    float root = rsqrtf(quotient(t.team.fold(b, Sum()), d.count) + d.number);
+    float root = rsqrtf(t.team.fold(b, Sum()) * d.share + d.number);
     each(a, [=](float p) { return p * root; });
     if (d.first == D_BF16) round_bf16(a);
     if (d.first == D_F16) round_f16(a);
@@ -268,7 +275,7 @@ __device__ __forceinline__ void softmax_rows(const Rows& d, unsigned block, unsi
     float most = t.team.fold(a, Most());
     each(a, [=](float p) { return expf(p - most); });
     leave(live, 0.0f, a);
-    float part = quotient(1.0f, t.team.fold(a, Sum()));
+    float part = approximate_reciprocal(t.team.fold(a, Sum()));
     each(a, [=](float p) { return p * part; });
     if (t.has(at, d)) m.put(d.out, row, own_lead, a);
   }

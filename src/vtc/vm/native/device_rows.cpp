@@ -191,6 +191,7 @@ class RowsMatcher {
       if (shifted(a_of(out)) && access(out, ROW_OUT) &&
           (other < 0 || (same(a_of(other), z_) && access(other, ROW_SUM))) && same_types()) {
         form().kind = ROWS_NORM;
+        form().share = 1.0f / count_;
         return true;
       }
     }
@@ -220,7 +221,7 @@ class RowsMatcher {
     int sum = a_of(n);
     return is(sum, OP_ADD) && either(sum, [&](int mean, int eps) {
              std::optional<float> x = number(eps);
-             if (!x || !same(squared(averaged(mean, form().count)), c)) return false;
+             if (!x || !same(squared(averaged(mean, count_)), c)) return false;
              form().number = *x;
              return true;
            });
@@ -229,7 +230,7 @@ class RowsMatcher {
     float count = 0;
     if (is(n, OP_SUB)) {
       int z = a_of(n);
-      if (same(folded(averaged(b_of(n), count), FOLD_SUM), z) && count == form().count && summed(z)) {
+      if (same(folded(averaged(b_of(n), count), FOLD_SUM), z) && count == count_ && summed(z)) {
         form().centered = 1;
         return true;
       }
@@ -460,6 +461,7 @@ class RowsMatcher {
   std::vector<int> stores_;
   std::vector<int> axes_;  // dimensions
   int z_ = -1;
+  float count_ = 0;  // of what is averaged
   int64_t half_ = 0;  // of a row that is turned
 };
 

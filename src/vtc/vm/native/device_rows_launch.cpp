@@ -58,7 +58,8 @@ bool launch_groups(RowsLaunch& own, int processors) {
   // A block for each row, whose loads are on their way while others compute; but where the mean is to be
   // known before the squares, blocks that load their next row while they wait.
   if (r.centered) {
-    int full = few ? 4 : any || r.x.size == 4 ? 2 : 3;  // blocks of kMostRowThreads, by registers
+    // Blocks of kMostRowThreads, by registers.
+    int full = few ? (any ? 3 : 4) : any || r.x.size == 4 ? 2 : 3;
     int resident = std::clamp(full * kMostRowThreads / r.threads, 1, 32);
     own.blocks = std::min(own.blocks, int64_t{processors} * resident);
   }
