@@ -160,6 +160,33 @@ def test_attention_takes_any_sizes_without_a_plan_for_them(masked, width):
         assert not any("cudnn" in event.key for event in profile.key_averages())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(453, 1795, 383), (1303, 249, 1563), (640, 1023, 512), (37, 9, 5)]
+)
+def test_products_of_any_sizes_equal_float64(shape, dtype):
+    """Those that are padded, and those that are not."""
+    m, k, n = shape
+    a, b, c = (torch.randn(s, device="cuda").to(dtype) for s in ((m, k), (k, n), (n,)))
+    for run, args in ((torch.mm, (a, b)), (torch.addmm, (c, a, b))):
+        found = vtc.compile(run, engine="dvm")(*args)
+        expected = run(*(t.double() for t in args))
+        error = (found.double() - expected).abs().max() / expected.abs().max()
+        assert error < 2e-2
+        assert found.is_contiguous()
+
+
+def test_running_sums_of_a_mask_equal_eager_without_a_warning():
+    def positions(mask):
+        return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 1)
+
+    mask = torch.rand(4, 333, device="cuda") > 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", vtc.errors.FallbackWarning)
+        found = vtc.compile(positions, engine="dvm")(mask)
+    assert torch.equal(found, positions(mask))
+
+
 @pytest.fixture
 def replayed(monkeypatch):
     """Programs of any length are replayed."""

@@ -171,19 +171,22 @@ def test_the_interpreter_compiles_without_a_gpu_within_its_registers():
 # Of kernels that are operations on rows: what the threads of their largest blocks may have.
 GROUPS = [f"{t}_{n}{a}" for t in ("bf16", "f16") for a in ("", "_any") for n in (1, 2)]
 GROUPS += ["f32_1", "f32_2"]
-FORMS = ("unary", "binary", "gate", "bias", "choose", "any")
+FORMS = (
+    *("copy", "exp", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
+    *(f"{f}_{op}" for f in ("gate", "bias") for op in ("sigmoid", "silu", "gelu", "gelu_tanh")),
+    *("binary", "choose", "any"),
+)
 REGISTERS = {
     "vtc_map": 80,
     "vtc_map_halves": 42,
     "vtc_norm": 128,
     "vtc_softmax": 80,
     "vtc_rotary": 80,
-    **{
-        f"vtc_norm_{g}": 64 if "_1" in g else 80 if g in ("bf16_2", "f16_2") else 128
-        for g in GROUPS
-    },
+    **{f"vtc_norm_{g}": 128 for g in ("bf16_2_any", "f16_2_any", "f32_2")},
+    **{f"vtc_norm_{g}": 80 for g in ("bf16_2", "f16_2", "bf16_1_any", "f16_1_any")},
+    **{f"vtc_norm_{g}": 64 for g in ("bf16_1", "f16_1", "f32_1")},
     **{f"vtc_softmax_{g}": 80 if "f32" in g else 64 for g in GROUPS},
-    **{f"vtc_flat_{t}_{f}": 48 for t in ("bf16", "f16", "f32") for f in FORMS},
+    **{f"vtc_flat_{t}_{f}": 40 for t in ("bf16", "f16", "f32") for f in FORMS},
 }
 
 
@@ -364,14 +367,14 @@ ROTARY = FUNCTIONS.index("rotary")
 functional = torch.nn.functional
 ROW_SHAPES = [(1, 73), (5, 7), (23, 333), (9, 4096), (40, 512), (600, 40), (2, 5120), (2, 7777)]
 FORM_OF = {
-    "copy": "unary",
-    "unary": "unary",
+    "copy": "copy",
+    "unary": "exp",
     "two unary ones": "any",
     "binary": "binary",
     "by a number": "binary",
-    "gate": "gate",
+    "gate": "gate_silu",
     "gate the other way round": "any",
-    "bias and activation": "bias",
+    "bias and activation": "bias_gelu",
     "square of itself": "binary",
     "choice": "choose",
     "choice of operands": "choose",

@@ -16,6 +16,7 @@ from vtc.index import Size
 from vtc.lowering.dvm.calls import ATTENTION
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
 from vtc.program.dtypes import DType
+from vtc.runtime import products
 from vtc.runtime.attention import additive, attention
 
 # Where an empty tensor is said to be; nothing is read or written there.
@@ -33,9 +34,9 @@ def allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
 # PyTorch's own bindings take arguments faster than an operator's overload.
 BOUND = {
     torch.ops.aten.linear.default: torch.nn.functional.linear,
-    torch.ops.aten.mm.default: torch.mm,
+    torch.ops.aten.mm.default: products.mm,
     torch.ops.aten.bmm.default: torch.bmm,
-    torch.ops.aten.addmm.default: torch.addmm,
+    torch.ops.aten.addmm.default: products.addmm,
     ATTENTION: torch.nn.functional.scaled_dot_product_attention,
 }
 

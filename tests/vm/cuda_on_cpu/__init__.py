@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -138,3 +139,26 @@ def launch(
     there = grid if there is None else there
     at = ctypes.c_void_p(words.ctypes.data)
     library().vtc_run_on_host(at, count, address, grid, there, shared_bytes)
+
+
+class Native:
+    """Of the native interpreter what copies matrices into aligned rows and out of them."""
+
+    THREADS, GROUP = 256, 8  # kPadThreads of padded.h, kRun of layout.h
+
+    def pad(self, matrices: Sequence[tuple[int, ...]], stream: int) -> None:
+        first, given = 0, []
+        for own in matrices:
+            given.append((*own, first))
+            first += self._blocks(own[5] * own[6])
+        self._run(given, 0, first)
+
+    def unpad(self, matrix: tuple[int, ...], stream: int) -> None:
+        self._run([(*matrix, 0)], 1, self._blocks(matrix[2] * matrix[3]))
+
+    def _blocks(self, elements: int) -> int:
+        return -(-elements // (self.THREADS * self.GROUP))
+
+    def _run(self, given: Sequence[tuple[int, ...]], unpad: int, blocks: int) -> None:
+        words = b"".join(struct.pack("=QQ6i", *own) for own in given)
+        library().vtc_pad_on_host(ctypes.c_char_p(words), len(given), unpad, blocks)

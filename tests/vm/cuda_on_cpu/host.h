@@ -132,6 +132,8 @@ inline float __int_as_float(int32_t x) { return bits<float>(x); }
 inline int32_t __float_as_int(float x) { return bits<int32_t>(x); }
 inline double __longlong_as_double(long long x) { return bits<double>(x); }
 
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
 inline float __shfl_xor_sync(uint32_t, float x, int lane) {
   Block& b = *Block::running();
   int own = b.current;
@@ -219,11 +221,10 @@ inline void store_vector(void* p, Vector v) {
   expect_aligned(p);
   *static_cast<Vector*>(p) = v;
 }
-inline void copy_async(void* shared, const void* global, int bytes) {
+inline void copy_async(void* shared, const void* global) {
   expect_aligned(shared);
   expect_aligned(global);
-  std::memset(shared, 0, 16);
-  std::memcpy(shared, global, bytes);
+  std::memcpy(shared, global, 16);
 }
 // A look at the clock, as at what others write, lets them go on.
 inline unsigned load_acquire(const unsigned* p) {
@@ -234,7 +235,6 @@ inline uint64_t nanoseconds() {
   static uint64_t now = 0;
   return now += 1'000'000;
 }
-inline void copy_async(void* shared, const void* global) { copy_async(shared, global, 16); }
 inline void commit_copies() {}
 inline void wait_copies(int) {}
 

@@ -3,8 +3,11 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "../../../src/vtc/vm/cuda/flat.cuh"
 #include "../../../src/vtc/vm/cuda/launch.cuh"
+#include "../../../src/vtc/vm/cuda/padded.cuh"
 #include "../../../src/vtc/vm/cuda/rows.cuh"
 
 // Shared memory that ends at a page that nothing may touch.
@@ -76,10 +79,10 @@ Kernel softmax_kernel() {
   };
 }
 
-template <int kType, int kForm>
+template <int kType, int kForm, int kOp>
 Kernel flat_kernel() {
   return [](const void* flat, unsigned block, unsigned) {
-    vtc::run_flat<kType, kForm>(*static_cast<const vtc::Flat*>(flat), block);
+    vtc::run_flat<kType, kForm, kOp>(*static_cast<const vtc::Flat*>(flat), block);
   };
 }
 
@@ -93,7 +96,7 @@ Kernel rows_kernel(void (*run)(const vtc::Rows&, unsigned)) {
 const std::vector<Kernel>& row_kernels() {
 #define VTC_NORM(NAME, TYPE, GROUPS, ANY) norm_kernel<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>(),
 #define VTC_SOFTMAX(NAME, TYPE, GROUPS, ANY) softmax_kernel<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>(),
-#define VTC_FLAT_KERNEL(NAME, TYPE, FORM) flat_kernel<vtc::TYPE, vtc::FORM>(),
+#define VTC_FLAT_KERNEL(NAME, TYPE, FORM, OP) flat_kernel<vtc::TYPE, vtc::FORM, vtc::OP>(),
   static const std::vector<Kernel> all{
       rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::map_rows(d, block); }),
       rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::map_halves(d, block); }),
@@ -107,9 +110,7 @@ const std::vector<Kernel>& row_kernels() {
   return all;
 }
 
-// Runs a kernel that is an operation on rows, by the function that `launch_of` names, a block after another.
-extern "C" void vtc_rows_on_host(const void* argument, int function, unsigned grid, int threads) {
-  const Kernel& kernel = row_kernels()[function];
+void run_blocks(unsigned grid, int threads, const std::function<void(unsigned)>& kernel) {
   grid_size.x = grid;
   for (block_index.x = 0; block_index.x < grid; ++block_index.x) {
     Shared shared(vtc::kRowsSharedBytes);
@@ -117,9 +118,25 @@ extern "C" void vtc_rows_on_host(const void* argument, int function, unsigned gr
     Block block;
     block.shared = shared.data();
     block.threads = threads;
-    block.work = [&] { kernel(argument, block_index.x, grid); };
+    block.work = [&] { kernel(block_index.x); };
     block.start();
     while (block.step()) {
     }
   }
+}
+
+// Runs a kernel that is an operation on rows, by the function that `launch_of` names, a block after another.
+extern "C" void vtc_rows_on_host(const void* argument, int function, unsigned grid, int threads) {
+  const Kernel& kernel = row_kernels()[function];
+  run_blocks(grid, threads, [&](unsigned block) { kernel(argument, block, grid); });
+}
+
+// One of the copies of padded.h.
+extern "C" void vtc_pad_on_host(const vtc::Padded* matrices, int count, int unpad, unsigned grid) {
+  vtc::Padding all{};
+  all.count = count;
+  std::copy(matrices, matrices + count, all.own);
+  run_blocks(grid, vtc::kPadThreads, [&](unsigned block) {
+    unpad ? vtc::unpad_rows(all, block) : vtc::pad_rows(all, block);
+  });
 }

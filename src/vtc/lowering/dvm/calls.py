@@ -24,7 +24,7 @@ ATTENTION = aten.scaled_dot_product_attention.default
 LIBRARY = {
     aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default, aten.dot.default,
     aten.linear.default, aten.addmm.default, aten.baddbmm.default, aten.addbmm.default,
-    aten.addmv.default, aten.einsum.default, ATTENTION,
+    aten.addmv.default, aten.einsum.default, ATTENTION, aten.cumsum.default, aten.cumprod.default,
     aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
     aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-// Pointwise kernels on tensors without gaps: see flat.h. A thread has a group of elements.
+// Pointwise kernels on tensors without gaps: see flat.h.
 #pragma once
 
 #include "flat.h"
@@ -7,87 +7,105 @@
 
 namespace vtc {
 
-// The group of y at elements `first` on, where y begins again after `d.period`.
+// The group of y from `column` on, where y begins again after `d.period`.
 template <int kType>
-__device__ __forceinline__ void load_repeated(const Flat& d, int first, GroupPart part, PackedGroup& to) {
-  const char* base = reinterpret_cast<const char*>(d.y);
+__device__ __forceinline__ void load_repeated(const Flat& d, unsigned column, PackedGroup& to) {
+  constexpr int kSize = itemsize(kType);
   unsigned period = static_cast<unsigned>(d.period);
-  unsigned column = static_cast<unsigned>(first + part.low) % period;
-  if (part.all() && column + kRun <= period)
-    return load_unaligned<kType>(base, static_cast<int>(column), d.period, to);
+  const char* base = reinterpret_cast<const char*>(d.y);
+  const char *at = base + column * kSize, *end = base + static_cast<int64_t>(d.period) * kSize;
+  bool inside = column + kRun <= period;
+  if constexpr (kSize == 2) {
+    if (load_covering(at, inside, end, to.v) && inside) {
+      to.v[0] = shifted_vector(to.v, static_cast<uint32_t>(reinterpret_cast<uint64_t>(at) & 15));
+      return;
+    }
+  } else if (inside && !(reinterpret_cast<uint64_t>(at) & 15)) {
+    return load_group<kType>(at, to);
+  }
   to = {};
 #pragma unroll
   for (int e = 0; e < kRun; ++e) {
-    if (e < part.low || e >= part.high) continue;
-    set_element<kType>(to, e, element_at<kType>(base + column * itemsize(kType)));
+    set_element<kType>(to, e, element_at<kType>(base + column * kSize));
     column = column + 1 == period ? 0 : column + 1;
   }
 }
 
-// The block of threads `block`.
-template <int kType, int kForm>
-__device__ __forceinline__ void run_flat(const Flat& d, unsigned block) {
-  constexpr int kSize = itemsize(kType);
-  using Held = ValuesOf<kRun>;
-  int group = static_cast<int>(block) * d.threads + own_thread();
-  int first = group * kRun - d.lead;
-  GroupPart part(first, d.count);
-  if (part.none()) return;
-  int64_t offset = static_cast<int64_t>(first) * kSize;
-  auto load = [&](uint64_t address, PackedGroup& to) {
-    const char* at = reinterpret_cast<const char*>(address) + offset;
-    part.all() ? load_group<kType>(at, to) : load_part<kType>(at, part, to);
-  };
-  PackedGroup x, y = {};
-  load(d.x, x);
-  bool two = kForm != FLAT_UNARY && d.y;
-  if (two) d.period ? load_repeated<kType>(d, first, part, y) : load(d.y, y);
-  auto take_y = [&](Held& b) {
-    if (kForm != FLAT_UNARY) unpack<kType>(y.v, b.x);
-    if (!two) each(b, [&](float) { return d.number; });
-  };
-  auto put = [&](const Held& a) {
-    store_part<kType>(reinterpret_cast<char*>(d.out) + offset, part, a.x);
-  };
-  auto with_one = [&](int op, auto join) {
-    with_unary(op, [&](auto f) {
-      Held a;
-      unpack<kType>(x.v, a.x);
-      if constexpr (kForm == FLAT_UNARY) {
-        each(a, f);
-      } else {
-        Held b;
-        take_y(b);
-        each(a, b, [&](float p, float q) { return join(f, p, q); });
-      }
-      put(a);
-    });
-  };
-  if constexpr (kForm == FLAT_UNARY)
-    return with_one(d.first, 0);
-  else if constexpr (kForm == FLAT_GATE)
-    return with_one(d.first, [](auto f, float p, float q) { return f(p) * q; });
-  else if constexpr (kForm == FLAT_BIAS)
-    return with_one(d.last, [](auto f, float p, float q) { return f(p + q); });
-  else if constexpr (kForm == FLAT_BINARY)
-    return with_binary(d.second, [&](auto f) {
-      Held a, b;
-      unpack<kType>(x.v, a.x);
-      take_y(b);
-      each(a, b, f);
-      put(a);
-    });
-  Held a, b;
-  unpack<kType>(x.v, a.x);
-  take_y(b);
-  if constexpr (kForm == FLAT_CHOOSE) {
+// A = the form's result of A and B.
+template <int kForm, int kOp, int kCount>
+__device__ __forceinline__ void compute_flat(const Flat& d, ValuesOf<kCount>& a,
+                                             const ValuesOf<kCount>& b) {
+  if constexpr (kForm == FLAT_BINARY) {
+    apply(d.second, a, b);
+  } else if constexpr (kForm == FLAT_CHOOSE) {
     choose(d.compare, d.number, d.second, d.third, a, b);
-  } else {
+  } else if constexpr (kForm == FLAT_ANY) {
     apply(d.first, a);
     apply(d.second, a, b);
     apply(d.last, a);
+  } else {
+    if (kForm == FLAT_BIAS) each(a, b, [](float p, float q) { return p + q; });
+    if (kOp != D_B_TO_A) apply(kOp, a);
+    if (kForm == FLAT_GATE) each(a, b, [](float p, float q) { return p * q; });
   }
-  put(a);
+}
+
+// The n-th of the elements that are in no group.
+template <int kType, int kForm, int kOp>
+__device__ __forceinline__ void run_edge(const Flat& d, int n) {
+  constexpr int kSize = itemsize(kType);
+  int inner = d.groups * kRun, i = n < d.head ? n : n + inner;
+  if (i >= d.count) return;
+  auto load = [&](uint64_t address, int at) {
+    const char* from = reinterpret_cast<const char*>(address) + static_cast<int64_t>(at) * kSize;
+    return element_of(kType, element_at<kType>(from));
+  };
+  ValuesOf<1> a{{load(d.x, i)}}, b{{d.number}};
+  if (kForm != FLAT_UNARY && d.y) {
+    int at = i;
+    if (d.period) at = static_cast<int>(static_cast<unsigned>(i) % static_cast<unsigned>(d.period));
+    b.x[0] = load(d.y, at);
+  }
+  compute_flat<kForm, kOp>(d, a, b);
+  char* to = reinterpret_cast<char*>(d.out) + static_cast<int64_t>(i) * kSize;
+  store_element_as<kType>(to, a.x[0]);
+}
+
+// The block of threads `block`.
+template <int kType, int kForm, int kOp>
+__device__ __forceinline__ void run_flat(const Flat& d, unsigned block) {
+  constexpr int kSize = itemsize(kType);
+  int group = static_cast<int>(block) * d.threads + static_cast<int>(threadIdx.x);
+  if (__builtin_expect(group >= d.groups, 0)) {
+    // Of the last block, all of whose threads are behind the last group.
+    int behind = (d.groups + d.threads - 1) / d.threads * d.threads;
+    if (group >= behind) run_edge<kType, kForm, kOp>(d, group - behind);
+    return;
+  }
+  int first = d.head + group * kRun;
+  int64_t offset = static_cast<int64_t>(first) * kSize;
+  PackedGroup x, y;
+  load_group<kType>(reinterpret_cast<const char*>(d.x) + offset, x);
+  bool two = kForm == FLAT_GATE || kForm == FLAT_BIAS || (kForm != FLAT_UNARY && d.y);
+  if (two) {
+    if (__builtin_expect(!d.period, kForm != FLAT_BIAS))
+      load_group<kType>(reinterpret_cast<const char*>(d.y) + offset, y);
+    else
+      load_repeated<kType>(d, static_cast<unsigned>(first) % static_cast<unsigned>(d.period), y);
+  }
+  ValuesOf<kRun> a, b;
+  unpack<kType>(x.v, a.x);
+  if (two)
+    unpack<kType>(y.v, b.x);
+  else
+#pragma unroll
+    for (int e = 0; e < kRun; ++e) b.x[e] = d.number;
+  compute_flat<kForm, kOp>(d, a, b);
+  Vector v[2];
+  pack<kType>(a.x, v);
+  char* to = reinterpret_cast<char*>(d.out) + offset;
+#pragma unroll
+  for (int n = 0; n < vectors_of(kType); ++n) store_vector(to + 16 * n, v[n]);
 }
 
 }  // namespace vtc

@@ -25,6 +25,10 @@ struct GroupPart {
   }
 };
 
+__device__ __forceinline__ float element_of(int type, uint32_t bits) {
+  return type == T_BF16 ? from_bf16(bits) : type == T_F16 ? from_f16(bits) : __uint_as_float(bits);
+}
+
 // The bits of the element at `at`.
 template <int kType>
 __device__ __forceinline__ uint32_t element_at(const char* at) {
@@ -32,6 +36,15 @@ __device__ __forceinline__ uint32_t element_at(const char* at) {
     return *reinterpret_cast<const uint16_t*>(at);
   else
     return *reinterpret_cast<const uint32_t*>(at);
+}
+
+template <int kType>
+__device__ __forceinline__ void store_element_as(char* at, float x) {
+  if constexpr (kType == T_F32)
+    *reinterpret_cast<float*>(at) = x;
+  else
+    *reinterpret_cast<uint16_t*>(at) =
+        static_cast<uint16_t>(kType == T_BF16 ? pack_bf16(x, 0.0f) : pack_f16(x, 0.0f));
 }
 
 template <int kType>
@@ -61,26 +74,24 @@ __device__ __forceinline__ void load_group(const char* at, PackedGroup& to) {
   for (int n = 0; n < vectors_of(kType); ++n) to.v[n] = load_cached_vector(at + 16 * n);
 }
 
-// Of a vector of `count` elements those from `first` on, all of which are there, wherever they begin.
-template <int kType>
-__device__ __forceinline__ void load_unaligned(const char* base, int first, int count, PackedGroup& to) {
-  constexpr int kSize = itemsize(kType), kVectors = vectors_of(kType), kWords = 4 * kVectors;
-  const char* at = base + static_cast<int64_t>(first) * kSize;
+// The words from byte `skipped` on of two vectors side by side.
+__device__ __forceinline__ Vector shifted_vector(const Vector (&v)[2], uint32_t skipped) {
+  uint32_t w[8] = {v[0].x, v[0].y, v[0].z, v[0].w, v[1].x, v[1].y, v[1].z, v[1].w};
+  shift_words<1>(w, skipped);
+  return {w[0], w[1], w[2], w[3]};
+}
+
+// Of elements of 16 bits those of a group from `at` on, wherever they begin: the two vectors that
+// cover them. `there`: is the group? False if one of these goes beyond `end`; it is not read.
+__device__ __forceinline__ bool load_covering(const char* at, bool there, const char* end,
+                                              Vector (&to)[2]) {
   uint32_t skipped = static_cast<uint32_t>(reinterpret_cast<uint64_t>(at) & 15);
-  if (!skipped) return load_group<kType>(at, to);
-  // Vectors that cover the group and no more than the whole.
-  int before = static_cast<int>(skipped) / kSize, behind = 16 / kSize - before;
-  if (first < before || first + kRun + behind > count)
-    return load_part<kType>(at, GroupPart(0, kRun), to);
-  uint32_t w[kWords + 4];
-#pragma unroll
-  for (int n = 0; n <= kVectors; ++n) {
-    Vector own = load_cached_vector(at - skipped + 16 * n);
-    w[4 * n] = own.x, w[4 * n + 1] = own.y, w[4 * n + 2] = own.z, w[4 * n + 3] = own.w;
-  }
-  shift_words<kVectors>(w, skipped);
-  to.v[0] = {w[0], w[1], w[2], w[3]};
-  if constexpr (kVectors == 2) to.v[1] = {w[4], w[5], w[6], w[7]};
+  const char* first = at - skipped;
+  int vectors = skipped ? 2 : 1;
+  bool fits = first + 16 * vectors <= end;
+  to[0] = load_vector_if(first, there && fits);
+  to[1] = load_vector_if(first + 16, there && fits && skipped);
+  return !there || fits;
 }
 
 // The part that is there of the group at `at`, which is aligned, = x.

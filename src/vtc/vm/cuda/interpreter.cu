@@ -4,6 +4,7 @@
 
 #include "flat.cuh"
 #include "launch.cuh"
+#include "padded.cuh"
 #include "rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(vtc::kThreads, vtc::kBlocks)
@@ -39,7 +40,8 @@ VTC_ROWS(vtc_softmax, vtc::softmax_rows<vtc::RowElements>, 768, 1)
 // So many threads that the registers are those that `launch_of` counts with.
 #define VTC_NORM(NAME, TYPE, GROUPS, ANY)                                              \
   VTC_ROWS(vtc_norm_##NAME, (vtc::norm_rows<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>), \
-           GROUPS == 1 ? 512 : ANY || vtc::TYPE == vtc::T_F32 ? 512 : 768, GROUPS == 1 ? 2 : 1)
+           (GROUPS == 1 ? !ANY : ANY || vtc::TYPE == vtc::T_F32) ? 512 : 768,          \
+           GROUPS == 1 && !ANY ? 2 : 1)
 VTC_ROW_GROUPS(VTC_NORM)
 #undef VTC_NORM
 #define VTC_SOFTMAX(NAME, TYPE, GROUPS, ANY)                                                 \
@@ -50,10 +52,20 @@ VTC_ROW_GROUPS(VTC_SOFTMAX)
 #undef VTC_ROWS
 
 // Pointwise kernels on tensors without gaps (flat.h).
-#define VTC_FLAT_KERNEL(NAME, TYPE, FORM)                                  \
-  extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 5)    \
+#define VTC_FLAT_KERNEL(NAME, TYPE, FORM, OP)                              \
+  extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads, 6)    \
       vtc_flat_##NAME(const __grid_constant__ vtc::Flat flat) {            \
-    vtc::run_flat<vtc::TYPE, vtc::FORM>(flat, blockIdx.x);                 \
+    vtc::run_flat<vtc::TYPE, vtc::FORM, vtc::OP>(flat, blockIdx.x);        \
   }
 VTC_FLAT(VTC_FLAT_KERNEL)
 #undef VTC_FLAT_KERNEL
+
+// Copies around the library's products (padded.h).
+extern "C" __global__ void __launch_bounds__(vtc::kPadThreads)
+    vtc_pad(const __grid_constant__ vtc::Padding all) {
+  vtc::pad_rows(all, blockIdx.x);
+}
+extern "C" __global__ void __launch_bounds__(vtc::kPadThreads)
+    vtc_unpad(const __grid_constant__ vtc::Padding all) {
+  vtc::unpad_rows(all, blockIdx.x);
+}

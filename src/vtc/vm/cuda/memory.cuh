@@ -117,8 +117,9 @@ __device__ __forceinline__ void load(const Tile& t, const Spots& s, Instruction 
   }
   if (p.flags() & kRuns && !own.b()) {
     Cursor c = cursor_at(t, own.a(), t.steps);
+    const char* end = end_of(t, own.a());
     with_vector_type(own.type2(), [&](auto constant) {
-      load_shifted<decltype(constant)::value>(t, s, c, v);
+      load_shifted<decltype(constant)::value>(t, s, c, end, v);
     });
     return;
   }
@@ -198,10 +199,12 @@ VTC_OUT_OF_LINE __device__ void copy_ahead(const Tile t, const Spots s, int stag
       int there = p.has_row(s.i(g)) ? static_cast<int>(p.columns >> 16) - s.j(g) : 0;
       int bytes = there <= 0 ? 0 : there >= kRun ? kRun * size : there * size;
       const char* from = group_at(s, p, g, size);
-      copy_async(to + staged_at(t, g, each, 0), bytes ? from : p.address(), bytes < 16 ? bytes : 16);
-      if (each == 2) {
-        int rest = bytes < 16 ? 0 : bytes - 16;
-        copy_async(to + staged_at(t, g, each, 1), rest ? from + 16 : p.address(), rest);
+      for (int n = 0; n < each; ++n) {
+        unsigned char* part = to + staged_at(t, g, each, n);
+        if (bytes >= 16 * n + 16)
+          copy_async(part, from + 16 * n);
+        else
+          *reinterpret_cast<Vector*>(part) = load_up_to(from + 16 * n, from + bytes);
       }
     }
   }

@@ -167,13 +167,7 @@ __device__ __forceinline__ uint64_t nanoseconds() {
   return t;
 }
 
-// 16 bytes from global to shared memory, of which those behind `bytes` become 0.
-__device__ __forceinline__ void copy_async(void* shared, const void* global, int bytes) {
-  uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
-               : "memory");
-}
-
+// 16 bytes from global to shared memory.
 __device__ __forceinline__ void copy_async(void* shared, const void* global) {
   uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");

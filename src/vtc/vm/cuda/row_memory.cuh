@@ -2,6 +2,7 @@
 #pragma once
 
 #include "folds.cuh"
+#include "group_memory.cuh"
 #include "rows.h"
 
 namespace vtc {
@@ -49,10 +50,6 @@ struct RowSpot {
 
 __device__ __forceinline__ uint32_t element_bits(const char* at, int size) {
   return size == 2 ? *reinterpret_cast<const uint16_t*>(at) : *reinterpret_cast<const uint32_t*>(at);
-}
-
-__device__ __forceinline__ float element_of(int type, uint32_t bits) {
-  return type == T_BF16 ? from_bf16(bits) : type == T_F16 ? from_f16(bits) : __uint_as_float(bits);
 }
 
 __device__ __forceinline__ void store_element(const RowOperand& to, char* at, float x) {

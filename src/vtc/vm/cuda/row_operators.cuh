@@ -1,5 +1,4 @@
-// Operators that come with a launch: one switch a kernel, around all that is done with the elements, so
-// that it is taken while they are loaded.
+// Operators that come with a launch.
 #pragma once
 
 #include "registers.cuh"

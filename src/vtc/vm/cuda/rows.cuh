@@ -163,13 +163,20 @@ struct RowTurns {
   int slot, first, ahead, step;
 
   __device__ __forceinline__ RowTurns(const Rows& d, unsigned block, unsigned blocks, float* kept)
-      : team{own_thread(), d.lanes < 32 ? d.lanes : 32, d.lanes < 32 ? 1 : d.lanes / 32, kept} {
-    unsigned thread = static_cast<unsigned>(team.thread), lanes = static_cast<unsigned>(d.lanes);
-    unsigned teams = static_cast<unsigned>(d.threads) / lanes, own = thread / lanes;
-    ahead = static_cast<int>(lanes < 32 ? thread % 32 / lanes : 0);
-    slot = static_cast<int>(thread - own * lanes);
-    first = static_cast<int>(block * teams + own) - ahead;
-    step = static_cast<int>(blocks * teams);
+      : team{own_thread(), 32, 1, kept} {
+    if (d.lanes <= 32) {
+      // Powers of two.
+      int shift = __ffs(d.lanes) - 1, own = team.thread >> shift, teams = d.threads >> shift;
+      team.width = d.lanes;
+      ahead = (team.thread & 31) >> shift;
+      slot = team.thread & (d.lanes - 1);
+      first = static_cast<int>(block) * teams + own - ahead;
+      step = static_cast<int>(blocks) * teams;
+    } else {
+      team.warps = d.lanes >> 5;
+      ahead = 0, slot = team.thread;
+      first = static_cast<int>(block), step = static_cast<int>(blocks);
+    }
   }
   __device__ __forceinline__ bool has(int at, const Rows& d) const { return at + ahead < d.rows; }
   __device__ __forceinline__ int row(int at, const Rows& d) const {
@@ -184,6 +191,7 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
   typename Memory::Row x, y;
   typename Memory::Shared scale, shift;
   int lead = 0;
+  // All loads of a row are under way before one is waited for.
   auto load = [&](int at) {
     int row = t.row(at, d);
     lead = m.lead(row);
@@ -193,6 +201,9 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
   auto load_shared = [&] {
     if (d.scale.address) m.issue_shared(d.scale, lead, scale);
     if (d.shift.address) m.issue_shared(d.shift, lead, shift);
+    if (!Memory::kSharedByRow) return;
+    if (d.scale.address) m.complete_shared(d.scale, lead, scale);
+    if (d.shift.address) m.complete_shared(d.shift, lead, shift);
   };
   if (t.first < d.rows) load(t.first);
   if (!Memory::kSharedByRow) load_shared();
@@ -203,21 +214,24 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
     bool has = t.has(at, d);
     uint32_t live = m.live(own_lead);
     ValuesOf<Memory::kCount> a, b;
+    m.complete(d.x, row, own_lead, x);
     m.take(d.x, x, a);
     if (d.y.address) {
+      m.complete(d.y, row, own_lead, y);
       m.take(d.y, y, b);
       each(a, b, [](float p, float q) { return p + q; });
     }
+    if (Memory::kSharedByRow) leave(live, 0.0f, a);  // what is of other rows
     if (at + t.step < d.rows) load(at + t.step);
     if (d.sum.address && has) m.put(d.sum, row, own_lead, a);
     if (d.centered) {
-      float mean = quotient(t.team.fold(a, Sum()), d.count);
+      float mean = t.team.fold(a, Sum()) * d.share;
       each(a, [=](float p) { return p - mean; });
       leave(live, 0.0f, a);
     }
     b = a;
     each(b, [](float p) { return p * p; });
-    float root = rsqrtf(quotient(t.team.fold(b, Sum()), d.count) + d.number);
+    float root = rsqrtf(t.team.fold(b, Sum()) * d.share + d.number);
     each(a, [=](float p) { return p * root; });
     if (d.first == D_BF16) round_bf16(a);
     if (d.first == D_F16) round_f16(a);
@@ -225,11 +239,11 @@ __device__ __forceinline__ void norm_rows(const Rows& d, unsigned block, unsigne
     m.renew_shared(scale);
     m.renew_shared(shift);
     if (d.scale.address) {
-      m.take(d.scale, scale, b);
+      m.take_shared(d.scale, scale, b);
       each(a, b, [](float p, float q) { return p * q; });
     }
     if (d.shift.address) {
-      m.take(d.shift, shift, b);
+      m.take_shared(d.shift, shift, b);
       each(a, b, [](float p, float q) { return p + q; });
     }
     if (has) m.put(d.out, row, own_lead, a);
@@ -254,13 +268,14 @@ __device__ __forceinline__ void softmax_rows(const Rows& d, unsigned block, unsi
     int row = t.row(at, d), own_lead = lead;
     uint32_t live = m.live(own_lead);
     ValuesOf<Memory::kCount> a;
+    m.complete(d.x, row, own_lead, x);
     m.take(d.x, x, a);
     if (at + t.step < d.rows) load(at + t.step);
     leave(live, Most::none(), a);
     float most = t.team.fold(a, Most());
     each(a, [=](float p) { return expf(p - most); });
     leave(live, 0.0f, a);
-    float part = quotient(1.0f, t.team.fold(a, Sum()));
+    float part = approximate_reciprocal(t.team.fold(a, Sum()));
     each(a, [=](float p) { return p * part; });
     if (t.has(at, d)) m.put(d.out, row, own_lead, a);
   }

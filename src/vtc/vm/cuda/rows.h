@@ -6,7 +6,7 @@
 //   | ROWS_MAP | out = last(second(first(x), y)); y is a number where it has no address |
 //   | ROWS_CHOOSE | out = compare(x, number) ? second(x, y) : third(x, y) |
 //   | ROWS_NORM | z = x, or x + y, which may be stored as `sum`; c = z, or z - mean(z); |
-//   |   | out = c * rsqrt(sum(c * c) / count + number), rounded by `first`, then times `scale`, then |
+//   |   | out = c * rsqrt(sum(c * c) * share + number), rounded by `first`, then times `scale`, then |
 //   |   | plus `shift` |
 //   | ROWS_SOFTMAX | e = exp(x - max(x)); out = e / sum(e) |
 //   | ROWS_ROTARY | p = x, or x times the row's one element of `sum`, rounded by `first`, times `scale`; |
@@ -32,6 +32,7 @@ constexpr int kRowAxes = 4;
 
 struct RowOperand {
   uint64_t address;         // 0: there is none
+  uint64_t end;             // of its buffer
   int64_t pitch[kRowAxes];  // bytes between rows along each axis
   int32_t type;             // of memory
   int32_t size;             // bytes of an element
@@ -44,12 +45,13 @@ struct Rows {
   int32_t axes;             // of rows, the last ones of `sizes`
   int32_t sizes[kRowAxes];  // whose product is `rows`, the last one fastest
   int32_t threads;          // of a block
-  int32_t lanes;            // that have a row together, or a part of it
+  int32_t lanes;            // that have a row together, or a part of it; in folds all threads, or a power
+                            // of two up to 32
   int32_t parts;            // of a row: blocks
   int32_t aligned;          // groups of 8 elements are moved at once; of the functions for any types
   int32_t centered;         // of ROWS_NORM
   int32_t first, second, third, last, compare;
-  float number, count;
+  float number, share;
 };
 
 // Functions of norms and softmax for elements of one type: X(name, type, groups of a thread, whether

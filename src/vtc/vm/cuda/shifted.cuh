@@ -34,10 +34,30 @@ __device__ __forceinline__ void shift_words(uint32_t (&w)[4 * kVectors + 4], uin
   for (int n = 0; n < kWords; ++n) w[n] = shifted(w[n], w[n + 1], (skipped & 3) * 8);
 }
 
-// V = the tile at p, or 0 where it lacks elements. Reads no vector that has none of them.
+// The 16 bytes at `at`, of which those from `end` on become 0 and are not touched. Both are multiples of 2.
+VTC_OUT_OF_LINE __device__ Vector load_up_to(const char* at, const char* end) {
+  uint32_t w[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+    if (at + 2 * n < end)
+      w[n / 2] |= static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(at + 2 * n))
+                  << (n % 2 * 16);
+  return Vector{w[0], w[1], w[2], w[3]};
+}
+
+// The end of the buffer of access n.
+__device__ __forceinline__ const char* end_of(const Tile& t, int n) {
+  Access a = access_of(t, n);
+  // The arena's is not known; it ends where a vector may.
+  int64_t extent = a.extent() ? a.extent() : int64_t{1} << kExtentBits;
+  return a.pointer() + extent * itemsize(a.type());
+}
+
+// V = the tile at p, or 0 where it lacks elements. Reads no vector that has none of them, and nothing
+// behind `end`.
 template <int kType>
 __device__ __forceinline__ void load_shifted(const Tile& t, const Spots& s, const Cursor& p,
-                                             Values& v) {
+                                             const char* end, Values& v) {
   constexpr int kSize = itemsize(kType), kVectors = vectors_of(kType);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -52,7 +72,8 @@ __device__ __forceinline__ void load_shifted(const Tile& t, const Spots& s, cons
 #pragma unroll
     for (int n = 0; n <= kVectors; ++n) {
       Vector own{0, 0, 0, 0};
-      if (low < high && low < 16 * n + 16 && high > 16 * n) own = load_cached_vector(at + 16 * n);
+      if (low < high && low < 16 * n + 16 && high > 16 * n)
+        own = at + 16 * n + 16 <= end ? load_cached_vector(at + 16 * n) : load_up_to(at + 16 * n, end);
       w[4 * n] = own.x, w[4 * n + 1] = own.y, w[4 * n + 2] = own.z, w[4 * n + 3] = own.w;
     }
     shift_words<kVectors>(w, skipped);

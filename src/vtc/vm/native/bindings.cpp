@@ -4,12 +4,14 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "device_launch.h"
 #include "encode.h"
@@ -236,6 +238,21 @@ uint64_t launch(const Program& program, vtc::DeviceInterpreter& interpreter,
   return 0;
 }
 
+// from, to, rows, columns, pitch, to_rows, to_columns (cuda/padded.h).
+using PaddedMatrix = std::tuple<uintptr_t, uintptr_t, int, int, int, int, int>;
+
+vtc::Padded padded(const PaddedMatrix& own) {
+  auto [from, to, rows, columns, pitch, to_rows, to_columns] = own;
+  return {from, to, rows, columns, pitch, to_rows, to_columns, 0};
+}
+
+void pad(const vtc::DeviceInterpreter& interpreter, const std::vector<PaddedMatrix>& matrices,
+         uintptr_t stream) {
+  std::vector<vtc::Padded> all;
+  for (const PaddedMatrix& own : matrices) all.push_back(padded(own));
+  interpreter.pad(std::move(all), stream);
+}
+
 // Of each kernel that is an operation on rows: the bytes of its argument, the numbers of its function, of
 // its blocks and of a block's threads; else None.
 nb::list rows(const Program& program, const std::vector<uintptr_t>& pointers, uintptr_t arena,
@@ -337,6 +354,10 @@ NB_MODULE(_native, m) {
           nb::arg("count"))
       .def("launch_slot", &vtc::DeviceInterpreter::launch_slot, nb::arg("slot"),
            nb::arg("shared_bytes"), nb::arg("stream"))
+      .def("pad", &pad, nb::arg("matrices"), nb::arg("stream"))
+      .def("unpad", [](const vtc::DeviceInterpreter& self, const PaddedMatrix& own,
+                       uintptr_t stream) { self.unpad(padded(own), stream); },
+           nb::arg("matrix"), nb::arg("stream"))
       .def("take_fault", &vtc::DeviceInterpreter::take_fault);
   nb::class_<vtc::TensorWatch>(m, "TensorWatch")
       .def("__init__", &watch_tensors, nb::arg("functions"), nb::arg("tensors"),

@@ -27,14 +27,31 @@ bool is_one_row(const Rows& r, const RowOperand& own) {
   return true;
 }
 
-int form_of(const Rows& r) {
-  if (r.kind == ROWS_CHOOSE) return FLAT_CHOOSE;
+struct FlatFunction {
+  int form, op;
+};
+#define VTC_ENTRY(NAME, TYPE, FORM, OP) {FORM, OP},
+constexpr FlatFunction kFunctions[kFlatOfType] = {VTC_FLAT_OF(VTC_ENTRY, , )};
+#undef VTC_ENTRY
+
+// What an operation, on one or two tensors, is as one of the first forms, else {FLAT_ANY, D_B_TO_A}.
+FlatFunction simple_form(const Rows& r, bool two) {
   bool first = r.first != kNoOperator, last = r.last != kNoOperator;
-  if (r.second == kNoOperator) return first && last ? FLAT_ANY : FLAT_UNARY;
-  if (!first && !last) return FLAT_BINARY;
-  if (first && !last && r.second == D_MUL) return FLAT_GATE;
-  if (!first && r.second == D_ADD) return FLAT_BIAS;
-  return FLAT_ANY;
+  if (r.kind == ROWS_CHOOSE) return {FLAT_CHOOSE, D_B_TO_A};
+  if (r.second == kNoOperator && !(first && last))
+    return {FLAT_UNARY, first ? r.first : last ? r.last : int{D_B_TO_A}};
+  if (!first && !last) return {FLAT_BINARY, D_B_TO_A};
+  if (two && !last && r.second == D_MUL) return {FLAT_GATE, r.first};
+  if (two && !first && r.second == D_ADD) return {FLAT_BIAS, r.last};
+  return {FLAT_ANY, D_B_TO_A};
+}
+
+// The function for it among those of a type.
+int function_of(const Rows& r, bool two) {
+  FlatFunction wanted = simple_form(r, two);
+  for (int n = 0; n < kFlatOfType; ++n)
+    if (kFunctions[n].form == wanted.form && kFunctions[n].op == wanted.op) return n;
+  return kFlatOfType - 1;  // FLAT_ANY
 }
 
 }  // namespace
@@ -56,8 +73,7 @@ void find_flat(RowsKernel& kernel) {
   f.period = two && !has_no_gaps(r, r.y) ? r.columns : 0;
   f.number = r.number;
   f.first = r.first, f.second = r.second, f.third = r.third, f.last = r.last, f.compare = r.compare;
-  kernel.flat_form = form_of(r);
-  if (kernel.flat_form == FLAT_UNARY && r.first == kNoOperator) f.first = r.last;
+  kernel.flat_function = function_of(r, two);
 }
 
 }  // namespace vtc

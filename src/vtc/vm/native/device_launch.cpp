@@ -71,6 +71,21 @@ struct Driver {
   }
 };
 
+// Queues a kernel of padded.h.
+void launch_padding(void* function, Padding& all, int64_t blocks, uintptr_t stream) {
+  if (blocks <= 0 || blocks >> 31) throw DeviceError("matrices that cannot be padded");
+  void* arguments[1] = {&all};
+  const Driver& driver = Driver::get();
+  driver.check(driver.launch(function, static_cast<unsigned>(blocks), 1, 1, kPadThreads, 1, 1, 0,
+                             reinterpret_cast<void*>(stream), arguments, nullptr),
+               "launching a kernel, or one before it");
+}
+
+int64_t pad_blocks(int64_t elements) {
+  int64_t each = int64_t{kPadThreads} * kRun;
+  return (elements + each - 1) / each;
+}
+
 }  // namespace
 
 DeviceInterpreter::DeviceInterpreter(const void* cubin, int processors, uintptr_t fault,
@@ -83,6 +98,8 @@ DeviceInterpreter::DeviceInterpreter(const void* cubin, int processors, uintptr_
   driver.check(driver.set_attribute(function_, kSharedAttribute, kMostShared), kName);
   for (int n = 0; n < kRowsFunctions; ++n)
     driver.check(driver.function(&rows_functions_[n], module_, kRowsNames[n]), kRowsNames[n]);
+  driver.check(driver.function(&pad_, module_, "vtc_pad"), "vtc_pad");
+  driver.check(driver.function(&unpad_, module_, "vtc_unpad"), "vtc_unpad");
 }
 
 DeviceInterpreter::~DeviceInterpreter() { Driver::get().unload(module_); }
@@ -190,6 +207,23 @@ void DeviceInterpreter::launch_slot(uintptr_t slot, int shared_bytes, uintptr_t 
   Launch launch;
   launch.elsewhere = slot;
   run(&launch, resident(shared_bytes), shared_bytes, stream);
+}
+
+void DeviceInterpreter::pad(std::vector<Padded> matrices, uintptr_t stream) const {
+  if (matrices.size() > kMostPadded) throw DeviceError("too many matrices to pad");
+  Padding all{};
+  int64_t blocks = 0;
+  for (const Padded& own : matrices) {
+    all.own[all.count] = own;
+    all.own[all.count++].first_block = static_cast<int>(blocks);
+    blocks += pad_blocks(int64_t{own.to_rows} * own.to_columns);
+  }
+  launch_padding(pad_, all, blocks, stream);
+}
+
+void DeviceInterpreter::unpad(Padded matrix, uintptr_t stream) const {
+  Padding all{{matrix}, 1};
+  launch_padding(unpad_, all, pad_blocks(int64_t{matrix.rows} * matrix.columns), stream);
 }
 
 int64_t DeviceInterpreter::resident(int shared_bytes) const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../cuda/layout.h"
+#include "../cuda/padded.h"
 #include "device.h"
 
 namespace vtc {
@@ -40,6 +41,13 @@ class DeviceInterpreter {
   // Queues a launch of whatever kernel lies in a slot of device memory when it runs, in the form of
   // `fill_kernel`; one of at most `shared_bytes`.
   void launch_slot(uintptr_t slot, int shared_bytes, uintptr_t stream) const;
+
+  // Queues copies of matrices of 16-bit elements into larger ones, whose rows begin at multiples of 16
+  // bytes (cuda/padded.h). Fields but first_block are set.
+  void pad(std::vector<Padded> matrices, uintptr_t stream) const;
+
+  // Queues the copy of the columns of such a matrix into one without gaps.
+  void unpad(Padded matrix, uintptr_t stream) const;
 
   // What a kernel that has run found wrong, once: kernel + 1 (32 bits), buffer (24), term (8); or
   // kGaveUp in place of the last two, where blocks have waited for others in vain: launches are no
@@ -72,6 +80,7 @@ class DeviceInterpreter {
   void* module_ = nullptr;
   void* function_ = nullptr;
   std::array<void*, kRowsFunctions> rows_functions_{};
+  void *pad_ = nullptr, *unpad_ = nullptr;
   int processors_;
   uintptr_t fault_;
   uintptr_t next_place_, places_end_;

@@ -124,14 +124,15 @@ class RowsMatcher {
     if (!view.plain() || !is_float(type)) return false;
     if (form().columns > 1 && view.stride(kernel_.column()) != side) return false;
     RowOperand* all[] = {&form().x, &form().y, &form().scale, &form().shift, &form().out, &form().sum};
-    RowOperand& own = *all[which] = {0, {}, type, size};
+    RowOperand& own = *all[which] = {0, 0, {}, type, size};
     bool vector = which == ROW_SCALE || (which == ROW_SHIFT && form().kind != ROWS_ROTARY);
     for (int axis = 0; axis < form().axes; ++axis) {
       int64_t pitch = view.stride(axes_[axis]) * size;
       if (vector ? pitch != 0 : r.op == OP_STORE && !pitch) return false;
       own.pitch[kRowAxes - form().axes + axis] = pitch;
     }
-    found_.operands[which] = {view.buffer(), view.offset() * size};
+    found_.operands[which] = {view.buffer(), view.offset() * size,
+                              program_.extent(view.buffer()) * size};
     return true;
   }
   bool load(int n, RowsOperand which) { return is(n, OP_LOAD) && access(n, which); }
@@ -190,6 +191,7 @@ class RowsMatcher {
       if (shifted(a_of(out)) && access(out, ROW_OUT) &&
           (other < 0 || (same(a_of(other), z_) && access(other, ROW_SUM))) && same_types()) {
         form().kind = ROWS_NORM;
+        form().share = 1.0f / count_;
         return true;
       }
     }
@@ -219,7 +221,7 @@ class RowsMatcher {
     int sum = a_of(n);
     return is(sum, OP_ADD) && either(sum, [&](int mean, int eps) {
              std::optional<float> x = number(eps);
-             if (!x || !same(squared(averaged(mean, form().count)), c)) return false;
+             if (!x || !same(squared(averaged(mean, count_)), c)) return false;
              form().number = *x;
              return true;
            });
@@ -228,7 +230,7 @@ class RowsMatcher {
     float count = 0;
     if (is(n, OP_SUB)) {
       int z = a_of(n);
-      if (same(folded(averaged(b_of(n), count), FOLD_SUM), z) && count == form().count && summed(z)) {
+      if (same(folded(averaged(b_of(n), count), FOLD_SUM), z) && count == count_ && summed(z)) {
         form().centered = 1;
         return true;
       }
@@ -459,6 +461,7 @@ class RowsMatcher {
   std::vector<int> stores_;
   std::vector<int> axes_;  // dimensions
   int z_ = -1;
+  float count_ = 0;  // of what is averaged
   int64_t half_ = 0;  // of a row that is turned
 };
 

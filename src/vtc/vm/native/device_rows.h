@@ -23,12 +23,14 @@ struct RowsKernel {
   struct Operand {
     int buffer = -1;     // of the program; -1: there is none
     int64_t offset = 0;  // bytes
+    int64_t extent = 0;  // of the buffer, in bytes
   };
   std::array<Operand, kRowOperands> operands;
   bool found = false;
-  // Where rows make no difference (cuda/flat.h): the same without addresses, and its form, or -1.
+  // Where rows make no difference (cuda/flat.h): the same without addresses, and which function of one
+  // type it is, or -1.
   Flat flat{};
-  int flat_form = -1;
+  int flat_function = -1;
 };
 
 // The operation that a kernel is, if it is one of `RowsKind`.
@@ -43,6 +45,7 @@ void choose_blocks(Rows& own);
 #define VTC_COUNT(...) +1
 constexpr int kRowGroupFunctions = 0 VTC_ROW_GROUPS(VTC_COUNT);
 constexpr int kFlatFunctions = 0 VTC_FLAT(VTC_COUNT);
+constexpr int kFlatOfType = kFlatFunctions / 3;
 #undef VTC_COUNT
 
 // Functions of cuda/interpreter.cu; behind MAP is that for halves, the others' lists begin where they

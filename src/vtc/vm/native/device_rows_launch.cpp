@@ -58,7 +58,8 @@ bool launch_groups(RowsLaunch& own, int processors) {
   // A block for each row, whose loads are on their way while others compute; but where the mean is to be
   // known before the squares, blocks that load their next row while they wait.
   if (r.centered) {
-    int full = few ? 4 : any || r.x.size == 4 ? 2 : 3;  // blocks of kMostRowThreads, by registers
+    // Blocks of kMostRowThreads, by registers.
+    int full = few ? (any ? 3 : 4) : any || r.x.size == 4 ? 2 : 3;
     int resident = std::clamp(full * kMostRowThreads / r.threads, 1, 32);
     own.blocks = std::min(own.blocks, int64_t{processors} * resident);
   }
@@ -68,18 +69,22 @@ bool launch_groups(RowsLaunch& own, int processors) {
 // A pointwise kernel by its flat form. False if it cannot be.
 bool launch_flat(const RowsKernel& kernel, RowsLaunch& own) {
   const Rows& r = own.rows;
-  if (kernel.flat_form < 0) return false;
+  // Where rows are aligned and there is much to do, 16 elements a thread are faster: kernels with a switch
+  // over operators soon, others where the rate of the memory is the limit.
+  bool switches = kernel.flat_function == kFlatOfType - 1;
+  int64_t much = int64_t{1} << (switches ? 20 : 25);
+  if (kernel.flat_function < 0 || (r.aligned && kernel.flat.count >= much)) return false;
   Flat& f = own.flat = kernel.flat;
   uint64_t beginning = r.x.address % 16;
   if (r.out.address % 16 != beginning) return false;
   if (r.y.address && !f.period && r.y.address % 16 != beginning) return false;
   f.x = r.x.address, f.y = r.y.address, f.out = r.out.address;
-  f.lead = static_cast<int>(beginning) / r.x.size;
-  int64_t groups = divide_up(int64_t{f.count} + f.lead, 8);
-  f.threads = block_of(groups);
+  f.head = std::min(static_cast<int>((16 - beginning) % 16) / r.x.size, f.count);
+  f.groups = (f.count - f.head) / 8;
+  f.threads = block_of(f.groups);
   int type = r.x.type == T_BF16 ? 0 : r.x.type == T_F16 ? 1 : 2;
-  own.function = ROWS_FUNCTION_FLAT + type * kFlatForms + kernel.flat_form;
-  own.blocks = divide_up(groups, f.threads);
+  own.function = ROWS_FUNCTION_FLAT + type * kFlatOfType + kernel.flat_function;
+  own.blocks = divide_up(f.groups, f.threads) + (f.groups * 8 < f.count);
   return true;
 }
 
@@ -118,6 +123,7 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
     const RowsKernel::Operand& o = kernel.operands[n];
     if (o.buffer < 0) continue;
     all[n]->address = pointers[o.buffer] + o.offset;
+    all[n]->end = pointers[o.buffer] + o.extent;
     if (n == ROW_SUM && r.kind == ROWS_ROTARY) continue;  // an element a row
     aligned &= all[n]->address % 16 == 0;
     for (int64_t pitch : all[n]->pitch) aligned &= pitch % 16 == 0;
