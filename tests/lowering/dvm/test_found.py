@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx.experimental._config as symbolic_config
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lowering.dvm.evaluated import Compiled, assert_close, check
+from vtc.errors import CaptureError
+from vtc.runtime import dvm_compile
 
 r = torch.randn
 
@@ -79,6 +82,25 @@ def test_the_parts_of_a_flattened_tensor_are_numbers() -> None:
         return first * last
 
     check(f, (r(2, 2),))
+
+
+def test_what_shape_functions_refuse_of_any_size_is_traced_by_the_usual_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of PyTorch 2.11 refuse a view of `x[:, -1::3]`, whose size has a symbol of its own
+    then."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        if symbolic_config.backed_size_oblivious:
+            try:
+                raise RuntimeError("could not guard on u0")
+            except RuntimeError as error:
+                raise CaptureError("aten.view.default", str(error)) from error
+        return capture(*args, **options)
+
+    capture = dvm_compile.capture
+    monkeypatch.setattr(dvm_compile, "capture", refuse)
+    check(lambda x: x[:, -1::3].flatten(1, 2) * 2, (r(5, 3, 4),), (r(6, 3, 4),))
 
 
 def test_the_base_of_a_scatter_that_others_read_is_kept() -> None:
