@@ -397,6 +397,22 @@ def test_an_operand_of_half_precision_leaves_no_one_answer() -> None:
     assert w in draw.exact
 
 
+def test_bits_of_values_that_are_rounded_in_place_have_no_one_answer() -> None:
+    draw = Draw(0, worlds=1, special=False)
+    a = draw.argument([(3,)], torch.float32)
+    (v,) = draw.emit("view_dtype", f"{a}.view(torch.int32)")
+    (w,) = draw.emit("scalar", f"{v} + 0")
+    draw.update("update", f"{a}.sin_()", a, exact=False)
+    (x,) = draw.emit("scalar", f"{v} + 0")
+    assert w in draw.exact
+    assert x not in draw.exact
+    judge = Judge(draw.finish())
+    args = judge.case.args()
+    outputs = judge.case.function(*args)
+    assert judge.fault(Run([o + (k == 1) for k, o in enumerate(outputs)], args), fused=True) is None
+    assert judge.fault(Run([o + (k == 0) for k, o in enumerate(outputs)], args), fused=True)
+
+
 def test_products_of_bfloat16_may_take_denormal_numbers_for_zeros() -> None:
     a = Argument("a0", ("torch.tensor([[3e-39, 2.0]], dtype=torch.bfloat16)",))
     b = Argument("a1", ("torch.tensor([[inf], [1.0]], dtype=torch.bfloat16)",))

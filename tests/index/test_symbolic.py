@@ -1,5 +1,7 @@
 """Maps of symbolic shape, put to numbers, equal the maps of those numbers."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -186,6 +188,9 @@ def test_integer_parts_of_float_multiples_are_divisions_where_they_are_exact(
     given = part(Float(factor) * functions.ToFloat(s0)) + 1
     found = sizes.as_size(given)
     assert found.has(part) == (factor in (0.1, 0.29))
+    less = sizes.as_size(part(Float(factor) * functions.ToFloat(s0 - 5)))
+    exact = math.trunc if part is functions.TruncToInt else math.floor
+    assert all(less.subs(s0, n) == exact(factor * (n - 5)) for n in range(1, 20))
     for n in (*range(1, 200), 2**31 - 1):
         value = found.subs(s0, n)
         assert value == int(factor * n) + 1

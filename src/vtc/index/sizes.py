@@ -97,7 +97,8 @@ def _expand(value: Expr) -> Size:
 def _of_integers(value: Expr) -> Expr:
     """The expression with integer parts of float multiples as divisions, where they are exact.
 
-    TruncToInt(1.5*ToFloat(s))  ->  (3*s)//2
+    TruncToInt(1.5*ToFloat(s))      ->  (3*s)//2
+    TruncToInt(1.5*ToFloat(s - 4))  ->  Max(0, (3*s - 12)//2) - Max(0, (12 - 3*s)//2)
     """
     if not value.has(*_INTEGER_PARTS):
         return value
@@ -113,9 +114,13 @@ def _divided(part: Expr) -> Expr:
         return part
     (size,) = floats[0].args
     over, under = float(numbers[0] if numbers else 1).as_integer_ratio()
-    if not 0 <= over < 1 << 53 - SIZE_BITS or not nonnegative(size):
+    if not 0 <= over < 1 << 53 - SIZE_BITS:
         return part
-    return FloorDiv(over * size, sympy.Integer(under))
+    whole = FloorDiv(over * size, sympy.Integer(under))
+    if isinstance(part, torch_functions.FloorToInt) or nonnegative(size):
+        return whole
+    back = FloorDiv(-over * size, sympy.Integer(under))
+    return torch_functions.Max(whole, 0) - torch_functions.Max(back, 0)
 
 
 def _key(value: Any) -> Size:
