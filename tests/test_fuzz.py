@@ -83,6 +83,19 @@ def test_a_program_is_called_with_the_sizes_that_its_guards_hold_for() -> None:
     assert notes["programs with symbols"] == notes["worlds run with known sizes"] == 1
 
 
+@pytest.mark.parametrize("world", range(3))
+def test_a_size_may_be_the_integer_part_of_a_float_multiple(world: int) -> None:
+    texts = ("torch.randn(2, 5, 2)", "torch.randn(10, 3, 10)", "torch.randn(1, 7, 1)")
+    statements = (
+        Statement("v0 = F.interpolate(a0, scale_factor=1.5, mode='nearest')", "pool", ("v0",)),
+        Statement("v1 = torch.where(v0 > 0, v0, 0)", "where", ("v1",)),
+    )
+    case = Case(world, (Argument("a0", texts),), statements, ("v1",), symbolic=True)
+    notes = Counter[str]()
+    run(case, "dvm", "cpu", notes)
+    assert notes["programs with symbols"] == 1
+
+
 @pytest.mark.parametrize(("seed", "known"), [(0, 2), (1, 1), (2, 1)])
 def test_a_case_is_traced_with_the_sizes_that_its_seed_picks(seed: int, known: int) -> None:
     """In the first world a row is broadcast: its program does for no other one."""
@@ -382,6 +395,22 @@ def test_an_operand_of_half_precision_leaves_no_one_answer() -> None:
     (w,) = draw.emit("binary", f"torch.remainder({a}, {a}.abs() + 1)", rounds=True)
     assert v not in draw.exact
     assert w in draw.exact
+
+
+def test_bits_of_values_that_are_rounded_in_place_have_no_one_answer() -> None:
+    draw = Draw(0, worlds=1, special=False)
+    a = draw.argument([(3,)], torch.float32)
+    (v,) = draw.emit("view_dtype", f"{a}.view(torch.int32)")
+    (w,) = draw.emit("scalar", f"{v} + 0")
+    draw.update("update", f"{a}.sin_()", a, exact=False)
+    (x,) = draw.emit("scalar", f"{v} + 0")
+    assert w in draw.exact
+    assert x not in draw.exact
+    judge = Judge(draw.finish())
+    args = judge.case.args()
+    outputs = judge.case.function(*args)
+    assert judge.fault(Run([o + (k == 1) for k, o in enumerate(outputs)], args), fused=True) is None
+    assert judge.fault(Run([o + (k == 0) for k, o in enumerate(outputs)], args), fused=True)
 
 
 def test_products_of_bfloat16_may_take_denormal_numbers_for_zeros() -> None:

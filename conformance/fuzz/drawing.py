@@ -181,15 +181,23 @@ class Draw:
             return []
         self.statements.append(Statement(text, kind, tuple(made)))
         reads = names_in(expression)
+        # Of whole numbers the bits of floats that are rounded in place have more than one answer.
+        bits = any(self._whole(n) and n not in self.exact for n in reads)
         for name in made:
             precise = not rounds or all(self._precise(n) for n in (name, *reads))
-            whole = self[name].dtype in INTEGERS or self[name].dtype is torch.bool
-            if whole or (exact and precise and all(r in self.exact for r in reads)):
+            if (self._whole(name) and not bits) or (
+                exact and precise and all(r in self.exact for r in reads)
+            ):
                 self.exact.add(name)
         # What has another number of dimensions in another world is returned, but no operand.
         ranks = [{world[n].dim() for world in self.worlds} for n in made]
         self.values += [n for n, own in zip(made, ranks, strict=True) if len(own) == 1]
         return made
+
+    def _whole(self, name: str) -> bool:
+        value = self.worlds[0].get(name)
+        kinds = (*INTEGERS, torch.bool)
+        return isinstance(value, Tensor) and value.dtype in kinds
 
     def _precise(self, name: str) -> bool:
         value = self.worlds[0].get(name)

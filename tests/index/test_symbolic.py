@@ -1,10 +1,13 @@
 """Maps of symbolic shape, put to numbers, equal the maps of those numbers."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sympy import Symbol
+from sympy import Float, Symbol
+from torch.utils._sympy import functions
 
 from index.chains import arange
 from vtc.index import Expr, IndexMap, NotRepresentable, Piece, affine, axes, sizes
@@ -175,3 +178,19 @@ def test_a_size_of_several_terms_divides_its_multiples(size: Expr) -> None:
     at = affine.add(affine.scale(affine.coordinate(0), whole), affine.constant(n))
     found = affine.modulo(affine.add(at, affine.coordinate(1)), whole, ((0, 4), (0, whole - 1)))
     assert found == affine.coordinate(1)
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.5, 1.5, 2.0, 2.75, 0.1, 0.29])
+@pytest.mark.parametrize("part", [functions.TruncToInt, functions.FloorToInt])
+def test_integer_parts_of_float_multiples_are_divisions_where_they_are_exact(
+    factor: float, part: type[Expr]
+) -> None:
+    given = part(Float(factor) * functions.ToFloat(s0)) + 1
+    found = sizes.as_size(given)
+    assert found.has(part) == (factor in (0.1, 0.29))
+    less = sizes.as_size(part(Float(factor) * functions.ToFloat(s0 - 5)))
+    exact = math.trunc if part is functions.TruncToInt else math.floor
+    assert all(less.subs(s0, n) == exact(factor * (n - 5)) for n in range(1, 20))
+    for n in (*range(1, 200), 2**31 - 1):
+        value = found.subs(s0, n)
+        assert value == int(factor * n) + 1

@@ -60,6 +60,10 @@ class Mod(torch_functions.PythonMod):
         return f"({left} % {right})"
 
 
+_INTEGER_PARTS = (torch_functions.TruncToInt, torch_functions.FloorToInt)
+SIZE_BITS = 31
+"""A size that a float multiplies has fewer bits."""
+
 # What polynomial arithmetic takes as a symbol of its own.
 _OPAQUE = (torch_functions.FloorDiv, torch_functions.PythonMod)
 
@@ -86,7 +90,37 @@ def as_size(value: Any) -> Size:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _expand(value: Expr) -> Size:
+    value = _of_integers(value)
     return _normal(value if polynomial.is_expanded(value) else sympy.expand(value))
+
+
+def _of_integers(value: Expr) -> Expr:
+    """The expression with integer parts of float multiples as divisions, where they are exact.
+
+    TruncToInt(1.5*ToFloat(s))      ->  (3*s)//2
+    TruncToInt(1.5*ToFloat(s - 4))  ->  Max(0, (3*s - 12)//2) - Max(0, (12 - 3*s)//2)
+    """
+    if not value.has(*_INTEGER_PARTS):
+        return value
+    return value.replace(lambda part: isinstance(part, _INTEGER_PARTS), _divided)
+
+
+def _divided(part: Expr) -> Expr:
+    """An integer part as a division; as it is where the product is not exact in a double."""
+    factors = sympy.Mul.make_args(part.args[0])
+    numbers = [f for f in factors if isinstance(f, sympy.Float)]
+    floats = [f for f in factors if isinstance(f, torch_functions.ToFloat)]
+    if len(floats) != 1 or len(numbers) + 1 != len(factors) or len(numbers) > 1:
+        return part
+    (size,) = floats[0].args
+    over, under = float(numbers[0] if numbers else 1).as_integer_ratio()
+    if not 0 <= over < 1 << 53 - SIZE_BITS:
+        return part
+    whole = FloorDiv(over * size, sympy.Integer(under))
+    if isinstance(part, torch_functions.FloorToInt) or nonnegative(size):
+        return whole
+    back = FloorDiv(-over * size, sympy.Integer(under))
+    return torch_functions.Max(whole, 0) - torch_functions.Max(back, 0)
 
 
 def _key(value: Any) -> Size:

@@ -25,7 +25,7 @@ from vtc.graph.capture import capture
 from vtc.graph.program import Program as Captured
 from vtc.graph.program import value_of
 from vtc.lowering.dvm import Packing, Plan, lower
-from vtc.lowering.dvm.hints import TooWide, check_assumed, exclude_empty
+from vtc.lowering.dvm.hints import TooWide, anew, check_assumed, exclude_empty
 from vtc.lowering.settings import Compiled, Settings
 from vtc.program.module import Module
 from vtc.runtime.bound import Bound, can_be_bound
@@ -72,6 +72,8 @@ def compile_graph(
             raise  # to `_Traced`, which has the frame traced again
         return _eager(graph_module, "the graph", "it takes a size of 0 or 1 for any size")
     except errors.CaptureError as error:
+        if error.__cause__ is not None:  # what shape functions refuse they may take then
+            anew()
         return _eager(graph_module, error.model, error.reason)
     except Exception as error:  # a bug of ours must not stop the user's model
         logger.debug("lowering failed", exc_info=True)

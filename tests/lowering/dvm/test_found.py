@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx.experimental._config as symbolic_config
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lowering.dvm.evaluated import Compiled, assert_close, check
+from vtc.errors import CaptureError
+from vtc.runtime import dvm_compile
 
 r = torch.randn
 
@@ -79,6 +82,48 @@ def test_the_parts_of_a_flattened_tensor_are_numbers() -> None:
         return first * last
 
     check(f, (r(2, 2),))
+
+
+def test_what_shape_functions_refuse_of_any_size_is_traced_by_the_usual_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of PyTorch 2.11 refuse a view of `x[:, -1::3]`, whose size has a symbol of its own
+    then."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        if symbolic_config.backed_size_oblivious:
+            try:
+                raise RuntimeError("could not guard on u0")
+            except RuntimeError as error:
+                raise CaptureError("aten.view.default", str(error)) from error
+        return capture(*args, **options)
+
+    capture = dvm_compile.capture
+    monkeypatch.setattr(dvm_compile, "capture", refuse)
+    check(lambda x: x[:, -1::3].flatten(1, 2) * 2, (r(5, 3, 4),), (r(6, 3, 4),))
+
+
+def test_integers_too_large_for_half_precision_are_infinite() -> None:
+    big = torch.tensor([3, 70_000, -70_000], dtype=torch.int32)
+    infinite = torch.tensor([1.0, torch.inf, 2.0], dtype=torch.float16)
+    check(lambda x, y: (x - y, x * y, torch.maximum(y, x)), (infinite, big), dynamic=False)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_nothing_is_computed_for_what_has_no_elements(dim: int) -> None:
+    x = r(9, 1, 8).expand(9, 0, 8)
+    compiled = check(lambda x: (x.log_softmax(dim), x.exp()), (x,), dynamic=False)
+    assert not any(step.module.kernels() for plan in compiled.plans for step in plan.steps)
+
+
+def test_a_product_of_grouped_attention_is_computed_behind_it() -> None:
+    """Where the number of heads in a group is a quotient of symbols."""
+
+    def f(q: Tensor, k: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(q, k, k, enable_gqa=True, is_causal=True)
+        return y * y
+
+    check(f, (r(3, 8, 2, 3), r(3, 4, 5, 3)), (r(2, 6, 4, 3), r(2, 2, 7, 3)))
 
 
 def test_the_base_of_a_scatter_that_others_read_is_kept() -> None:

@@ -73,13 +73,13 @@ class Lowering:
     def operand(self, x: Any, dtype: DType) -> Node:
         """A tensor, number or Size as a node that is computed as `dtype`.
 
-        Half precision is computed in f32: a wider operand is not rounded to it first. An operand of
-        a narrow integer type wraps.
+        Half precision is computed in f32: a wider operand is not rounded to it first. But integers
+        are, as the largest are infinite in it. An operand of a narrow integer type wraps.
         """
         if isinstance(x, Weak):
             x = x.node
         if isinstance(x, Node):
-            wide = dtype if dtype.is_integer else dtype.compute
+            wide = dtype if dtype.is_integer or x.dtype.is_integer else dtype.compute
             return x if x.dtype is dtype else self.graph.cast(x, wide)
         if isinstance(x, int) and dtype.is_integer and not isinstance(x, bool):
             x = wrapped(x, dtype)

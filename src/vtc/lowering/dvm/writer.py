@@ -49,6 +49,9 @@ class KernelWriter(Memory, ABC):
         """The kernel that stores `root` at `home`, after those that it needs."""
         if root.op in PHYSICAL:
             self.ensure(root)  # no kernel's value: it is copied from where it is
+        if 0 in root.shape:  # a fold in it over other dimensions would have results all the same
+            self.stored |= {root} if self.homes.get(root) == home else set()
+            return
         while root not in self.stored or self.homes[root] != home:
             again = root in self.stored
             order = self.orders(root)
@@ -60,6 +63,8 @@ class KernelWriter(Memory, ABC):
             needed = self.try_kernel(domain, root, home)
             if needed is None:
                 return
+            if needed in self.stored and domain.anchor not in (None, root, *self.stored):
+                needed = domain.anchor  # by itself it reads them at affine addresses
             if needed is root or needed in self.stored:
                 raise Unsupported(f"{root.op} cannot be written as one kernel")
             self.bring(needed, root)
