@@ -72,6 +72,8 @@ def compile_graph(
             raise  # to `_Traced`, which has the frame traced again
         return _eager(graph_module, "the graph", "it takes a size of 0 or 1 for any size")
     except errors.CaptureError as error:
+        if symbolic_config.backed_size_oblivious and type(error.__cause__) is RuntimeError:
+            raise TooWide(error.reason) from error  # a shape function fails on sizes of 0 or 1
         return _eager(graph_module, error.model, error.reason)
     except Exception as error:  # a bug of ours must not stop the user's model
         logger.debug("lowering failed", exc_info=True)
