@@ -324,3 +324,12 @@ def test_slices_that_are_empty_now_are_written_by_the_usual_rules() -> None:
         return x * 2, y + 1
 
     check(f, (r(1, 1, 6), r(0, 0, 6)))
+
+
+def test_a_mask_for_one_head_is_broadcast_to_more_in_a_later_call() -> None:
+    def f(q: Tensor, k: Tensor, m: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k, attn_mask=m)
+
+    first = r(3, 1, 10, 6), r(3, 1, 4, 6), r(3, 1, 10, 4)
+    second = r(3, 2, 5, 6), r(3, 2, 3, 6), r(3, 1, 5, 3)
+    check(f, first, second, captures=2)
