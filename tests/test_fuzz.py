@@ -26,7 +26,7 @@ from judge import Judge, Run
 from records import Record, commit, merged, read_file, totals
 from shrink import kind_of, shrink
 from symbolic import Programs, Symbols
-from work import CHUNK, SYMBOLIC_SEEDS, Finding, Task, finding, run_all, run_seeds
+from work import CHUNK, ENDED, SYMBOLIC_SEEDS, Finding, Task, finding, run_all, run_seeds
 
 from vtc.graph.capture import capture
 from vtc.program.scalars import SCALARS
@@ -492,8 +492,9 @@ def test_attention_that_would_fault_on_a_device_is_left_out() -> None:
     assert not any(map(aligned, (x[..., 2:6], torch.randn(61)[1:].view(1, 3, 5, 4))))
 
 
-def test_a_device_that_is_lost_as_a_case_is_drawn_leaves_the_other_seeds() -> None:
-    lost = RuntimeError("CUDA error: misaligned address")
+def test_a_case_that_eager_pytorch_loses_the_device_with_is_none() -> None:
+    lost = torch.AcceleratorError("CUDA error: misaligned address")
     with patch.object(Task, "case", side_effect=lost):
         outcome = run_seeds(Task("dvm", "cuda"), [3, 4, 5])
-    assert ([f.seed for f in outcome.findings], outcome.left) == ([3], [4, 5])
+    assert (outcome.findings, outcome.graphs, outcome.left) == ([], 0, [4, 5])
+    assert outcome.notes[ENDED] == 1

@@ -91,6 +91,8 @@ def _judged(case: Case, engine: str, device: str, notes: Notes) -> None:
     try:
         with quiet(notes), poisoned():
             _RUN[engine](case, judges, device, notes)
+        if device != "cpu":
+            torch.cuda.synchronize()  # what fails late is no fault of the next case
     except Warned:
         if not judges[0].misshapen:
             raise

@@ -127,11 +127,6 @@ def undrawn(task: Task, seed: int, error: Exception) -> Finding:
     return Finding(seed, task.engine, f"drawing it: {type(error).__name__}: {error}", where)
 
 
-def lost(task: Task, found: Finding) -> bool:
-    """Is the device lost to this process? After such an error nothing else runs there."""
-    return task.device != "cpu" and "CUDA" in found.what
-
-
 def _finding(engine: str, case: Case, device: str, notes: Counter[str]) -> Finding | None:
     try:
         with timed(SECONDS):
@@ -176,12 +171,12 @@ def run_seeds(task: Task, seeds: Sequence[int], until: float = math.inf) -> Outc
         outcome.seeds += 1
         try:
             case = task.case(seed)
+        except torch.AcceleratorError:  # of eager PyTorch: the device is lost to this process
+            outcome.notes.update([NOT_RUN, ENDED])
+            outcome.left = list(seeds[k + 1 :])
+            break
         except Exception as error:
-            found = undrawn(task, seed, error)
-            outcome.findings.append(found)
-            if lost(task, found):
-                outcome.left = list(seeds[k + 1 :])
-                break
+            outcome.findings.append(undrawn(task, seed, error))
             continue
         outcome.symbolic += case.symbolic
         outcome.statements += len(case.statements)
@@ -191,7 +186,8 @@ def run_seeds(task: Task, seeds: Sequence[int], until: float = math.inf) -> Outc
         faulthandler.cancel_dump_traceback_later()
         if found is not None:
             outcome.findings.append(found)
-            if lost(task, found):
+            if task.device != "cpu" and "CUDA" in found.what:
+                # After such an error nothing else runs on the device in this process.
                 outcome.left = list(seeds[k + 1 :])
                 break
     torch._dynamo.reset()

@@ -303,3 +303,20 @@ def test_a_channel_shuffle_of_single_channels_is_a_new_tensor_beside_an_update()
     (end,) = program.graph_module.graph.find_nodes(op="output")
     shuffled, part = (n.meta["val"].untyped_storage()._cdata for n in end.args[0])
     assert shuffled != part
+
+
+@pytest.mark.parametrize("operator", ["nearest", "sort"])
+@torch.no_grad()
+def test_a_view_of_a_result_has_the_strides_of_eager_pytorchs(operator: str) -> None:
+    """Dynamo's fakes say that an upsampling lies as its input, and what is sorted, too."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        if operator == "sort":
+            rolled = torch.roll(x, (-1, 1), (2, 1))
+            return rolled.unsqueeze(3).expand(-1, -1, -1, 3).sort(3).values, x[0]
+        return F.interpolate(x, scale_factor=2, mode="nearest").permute(1, 0, 2), x[0]
+
+    for x in _layouts((2, 6, 5)):
+        torch._dynamo.reset()
+        found = vtc.compile(function, engine="dvm", dynamic=False)(x)
+        assert [_strides(f) for f in found] == [_strides(e) for e in function(x)], x.stride()

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
@@ -212,8 +213,20 @@ def _run(graph_module: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Sequence[A
         given = [n.meta["example_value"] for n in inputs]
         if max(_holders(given).values(), default=1) == 1:
             return given, fx.map_arg(list(node.args[0]), lambda n: n.meta["example_value"])
-    with Laid() if wrong else contextlib.nullcontext():
+    # In C++ some operators that are made of others read sizes that are to be numbers.
+    sized = any(isinstance(n, torch.SymInt) for f in fakes for n in _numbers(f))
+    with (
+        enable_python_dispatcher() if sized else contextlib.nullcontext(),
+        Laid() if wrong else contextlib.nullcontext(),
+    ):
         return fakes, list(fx.Interpreter(graph_module).run(*fakes))
+
+
+def _numbers(value: Any) -> tuple[Any, ...]:
+    """What a value's symbols can be: itself, or its sizes and strides."""
+    if isinstance(value, torch.Tensor):
+        return (*value.shape, *value.stride())
+    return (value,)
 
 
 def _holders(values: Sequence[Any]) -> Counter[int]:

@@ -19,7 +19,8 @@ An upsampling is laid out so on every device; traced, it follows its input.
 
 What is computed of two tensors element by element lies as the first of them whose strides tell,
 where PyTorch's fakes compute it in several steps, in whose order it lies then.
-A `logsigmoid` and an `im2col` on a CPU are contiguous.
+A `logsigmoid` and an `im2col` on a CPU are contiguous. What is sorted lies as its input does,
+without gaps, and a dimension that repeats elements stays where it is among the others.
 
 What is scattered into an expanded tensor is dense, as two of its elements may differ. The fakes of
 some releases keep the strides of the expanded tensor:
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,6 +90,7 @@ _OPERATORS = _overloads(_NAMES)
 _UPSAMPLINGS = _overloads(_UPSAMPLING)
 _CONTIGUOUS = {aten.max_pool1d.default, aten.log_sigmoid.default, aten.im2col.default}
 _PAIRS = _overloads(_ELEMENTWISE) | {aten.div.Tensor_mode}
+_SORTS = _overloads(("sort", "argsort", "msort"))
 
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.stack.default}
 
@@ -136,6 +139,8 @@ def laid_out(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
         return result if _lies(result, kind) else result.contiguous(memory_format=kind)
     if func in _PAIRS:
         return _in_order_of(args, result)
+    if func in _SORTS:
+        return pytree.tree_map_only(torch.Tensor, partial(_in_order_of, args[:1]), result)
     if func in _VIEWS and any(_ambiguous(result, x) for x in _tensors(args)):
         return _viewed(func, args, kwargs, result)
     if func is aten.channel_shuffle.default and args[0].device.type == "cpu":
@@ -328,13 +333,14 @@ def misjudged(node: fx.Node) -> bool:
         return True
     if "div" in name and node.kwargs.get("rounding_mode") is not None:
         return True
-    if not any(part in name for part in _PARTS):
+    upsamples = "interpolate" in name or "upsample" in name
+    if not upsamples and not any(part in name for part in _PARTS):
         return False
     given = node.args[0] if node.args else node.kwargs.get("input")
     x = given.meta.get("example_value") if isinstance(given, fx.Node) else None
     if not isinstance(x, torch.Tensor) or not isinstance(found, torch.Tensor):
         return True
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" and not upsamples:
         return name == "channel_shuffle"
     lies = found.is_contiguous(memory_format=suggest_memory_format(x))
     return not lies or (name == "channel_shuffle" and _shares(x, found))

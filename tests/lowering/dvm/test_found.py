@@ -348,3 +348,33 @@ def test_a_slice_may_have_one_element(fn: Callable[..., Any], widths: tuple[int,
         for width in (*widths[first:], *widths[:first]):
             x = r(10, width)
             assert_close(compiled(x), fn(x))
+
+
+def test_a_matmul_of_symbolic_sizes_behind_shared_storage_is_captured() -> None:
+    """In C++ PyTorch asks a tensor of three dimensions for the number of its elements."""
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        rolled = torch.roll(x, (-1, 1), (1, 2))  # whose strides PyTorch's own fakes get wrong
+        return rolled, x[:, 1:] @ y
+
+    check(f, (r(2, 3, 4), r(4, 5)), (r(3, 4, 5), r(5, 6)))
+
+
+def test_slices_that_are_empty_now_are_written_by_the_usual_rules() -> None:
+    """PyTorch's shape function of a scatter into them fails where a size of 1 is any size."""
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        x.add_(1)
+        x[1::2, 1::2, :] = y
+        return x * 2, y + 1
+
+    check(f, (r(1, 1, 6), r(0, 0, 6)))
+
+
+def test_a_mask_for_one_head_is_broadcast_to_more_in_a_later_call() -> None:
+    def f(q: Tensor, k: Tensor, m: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, k, attn_mask=m)
+
+    first = r(3, 1, 10, 6), r(3, 1, 4, 6), r(3, 1, 10, 4)
+    second = r(3, 2, 5, 6), r(3, 2, 3, 6), r(3, 1, 5, 3)
+    check(f, first, second, captures=2)

@@ -8,6 +8,7 @@ memory first raises Needs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,12 +22,17 @@ from vtc.lowering.dvm.instructions import VALUES, Instructions, Mask, Needs, bar
 from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.nodes import Fold, Move, Node
 from vtc.program.dtypes import DType
+from vtc.program.scalars import SCALARS
 from vtc.program.tile import ANCHORS, Bound
 
 # What costs more cycles a vector than this is not computed again for every row.
 DEAR = 10
 # What costs more is not computed again for every tile of a product.
 LINE_COST = 100
+# A kernel of more loads is written as several: a device has room for 64 accesses.
+MOST_LOADS = 56
+# A kernel of longer chains of operators is, too: Python's stack ends somewhere.
+MOST_NESTED = 100
 
 
 @dataclass
@@ -39,6 +45,7 @@ class Body(Instructions):
     values: dict[tuple[Node, Index, Mask, int | None], int] = field(default_factory=dict)
     inlined: dict[Node, tuple[Index, int]] = field(default_factory=dict)
     seen: set[Node] = field(default_factory=set)
+    nested: int = 0
 
     # Values of nodes.
 
@@ -87,7 +94,11 @@ class Body(Instructions):
         return self.integer(form)
 
     def computed(self, node: Node, index: Index, mask: Mask) -> int:
+        if self.nested == MOST_NESTED:
+            raise Needs(node)
+        self.nested += 1
         args = tuple(self.value(o, broadcast_index(o.shape, index), mask) for o in node.operands)
+        self.nested -= 1
         if node.op == "cast":
             return self.cast(args[0], node.operands[0].dtype, node.dtype)
         return self.add(node.op, args, node.dtype.compute)
@@ -125,7 +136,21 @@ class Body(Instructions):
             # Every address is inside, but the value is wanted under the mask only.
             access = replace(access, mask=mask)
         args = () if other is None or not access.mask else (other,)
+        if len(self.instrs) >= MOST_LOADS:
+            self.lighten()
         return self.add("load", args, node.dtype.compute, access)
+
+    def lighten(self) -> None:
+        """Raises Needs, of a kernel that has as many loads as it may, for the value that most of
+        them are for: first for one that is computed at several places."""
+        if sum(i.op == "load" for i in self.instrs) < MOST_LOADS:
+            return
+        times = Counter(node for node, *_ in self.values)
+        found = [
+            n for n in times if n.leaves > 1 and (n.op in SCALARS or n.op in ("cast", "reduce"))
+        ]
+        if found:
+            raise Needs(max(found, key=lambda n: (times[n] > 1, n.leaves)))
 
     def needed(self, node: Node, index: Index, mask: Mask) -> Mask:
         """The mask, or none where every index is inside of the node anyway."""

@@ -19,7 +19,7 @@ from vtc.lowering.dvm.instructions import Cut, Needs, Split
 from vtc.lowering.dvm.memory import Home, View, same_layout
 from vtc.lowering.dvm.nodes import Call, Conditional, Move, Node, Scatter, Unsupported, Weak
 from vtc.lowering.dvm.plan import EagerStep, ScalarRef, Space, TensorRef
-from vtc.lowering.dvm.storage import channels_last
+from vtc.lowering.dvm.storage import channels_last, without_gaps
 from vtc.lowering.dvm.writer import KernelWriter
 from vtc.program.module import Branch
 
@@ -264,14 +264,17 @@ class Fusion(KernelWriter):
             home = self.traced_home(node)
             self.ensure(node)
             reference = TensorRef(home.buffer, (node.shape, home.stride, home.offset))
-        stride = self.traced_stride(node)
-        if stride is None or stride == self.stride_of(reference):
+        stride, own = self.traced_stride(node), self.stride_of(reference)
+        if stride is None or stride == own:
             return reference
-        if same_layout(node.shape, stride, self.stride_of(reference)):
+        if same_layout(node.shape, stride, own):
             # Strides of dimensions of one element tell PyTorch's kernels memory formats.
             offset = reference.view[2] if reference.view else 0
             return self.reference(reference.space, node.shape, stride, offset)
-        return self.laid_apart(node, stride) if self.dense(node) else reference
+        dense = self.dense_stride(node)
+        if dense is None or (dense != stride and dense == without_gaps(node.shape, own)):
+            return reference  # in eager PyTorch's order
+        return self.laid_apart(node, dense)
 
     def laid_apart(self, node: Node, stride: tuple[Size, ...]) -> TensorRef:
         """A copy of the node in memory of its own."""

@@ -77,6 +77,12 @@ class Hints:
             if units and self.value(one) != self.value(two):
                 raise TooWide
 
+    def check_unguarded(self, shape: Sequence[Size], wide: Sequence[Size]) -> None:
+        """The same where no guard of PyTorch's says that two sizes that are 1 now are one."""
+        for one, two in zip(reversed(shape), reversed(wide), strict=False):
+            if one not in (1, two) and (self.unit(one) or self.unit(two)):
+                raise TooWide
+
     def check_move(self, load: IndexMap, shapes: Sequence[Sequence[Size]]) -> None:
         """Raises TooWide where the map reads behind a source's dimension that was 1; indices from
         tensors are checked by the call."""

@@ -16,7 +16,7 @@ from vtc.graph.rules import same
 from vtc.index import Size, sizes
 from vtc.lowering.dvm.nodes import Node
 from vtc.lowering.dvm.plan import Space, TensorRef
-from vtc.lowering.dvm.storage import Order, Orders, channels_last
+from vtc.lowering.dvm.storage import Order, Orders, channels_last, without_gaps
 from vtc.program.scalars import SCALARS
 from vtc.program.tile import ANCHORS, Panel
 
@@ -90,8 +90,8 @@ class Memory:
 
     def traced_home(self, node: Node) -> Home:
         """The node's home: one with eager PyTorch's strides, if it has none yet."""
-        stride = self.traced_stride(node)
-        if node not in self.homes and stride is not None and self.dense(node):
+        stride = None if node in self.homes else self.dense_stride(node)
+        if stride is not None:
             space = self.space(Space("made", node.dtype, node.shape, stride))
             self.homes[node] = Home(space, 0, stride)
         return self.home(node)
@@ -100,9 +100,13 @@ class Memory:
         fake = self.fakes.get(node)
         return None if fake is None else tuple(map(sizes.as_size, fake.stride()))
 
-    def dense(self, node: Node) -> bool:
-        """Has eager PyTorch's tensor no gaps? It is asked for few nodes: it takes long to find."""
-        return is_non_overlapping_and_dense_or_false(self.fakes[node])
+    def dense_stride(self, node: Node) -> tuple[Size, ...] | None:
+        """Eager PyTorch's strides, or dense ones in their order; None where they are not known. It
+        is asked for few nodes: it takes long to find."""
+        stride = self.traced_stride(node)
+        if stride is None or is_non_overlapping_and_dense_or_false(self.fakes[node]):
+            return stride
+        return without_gaps(node.shape, stride)
 
     def stride_of(self, reference: TensorRef) -> tuple[Size, ...]:
         return reference.view[1] if reference.view else self.spaces[reference.space].stride

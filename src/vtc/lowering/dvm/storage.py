@@ -68,6 +68,35 @@ def strides_in(shape: Sequence[Size], order: Sequence[int]) -> tuple[Size, ...]:
     return tuple(found)
 
 
+def without_gaps(shape: Sequence[Size], stride: Sequence[Size]) -> tuple[Size, ...] | None:
+    """Dense strides in the order of some that may have gaps, or repeat elements, as PyTorch's
+    kernels lay out a result (ATen, `infer_dense_strides`). None where symbols leave it open."""
+    pairs = list(zip(shape, stride, strict=True))
+    if not all(isinstance(n, int) and isinstance(s, int) for n, s in pairs):
+        return None
+    inner = list(reversed(range(len(pairs))))
+    for last in range(1, len(inner)):
+        at = last
+        for other in range(last - 1, -1, -1):
+            found = _outside(pairs[inner[other]], pairs[inner[at]])
+            if found is False:
+                break
+            if found:
+                inner[other], inner[at] = inner[at], inner[other]
+                at = other
+    return strides_in(shape, inner[::-1])
+
+
+def _outside(one: tuple[Size, Size], other: tuple[Size, Size]) -> bool | None:
+    """Does a dimension (size, stride) lie outside of another? None: nothing tells."""
+    (size, step), (size2, step2) = one, other
+    if step == 0 or step2 == 0:
+        return None
+    if step == step2:
+        return True if size > size2 else None
+    return bool(step > step2)
+
+
 def channels_last(stride: Sequence[Size]) -> Order | None:
     """The order of a tensor whose second dimension is contiguous, None for others."""
     rank = len(stride)
