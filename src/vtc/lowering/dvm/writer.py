@@ -63,8 +63,9 @@ class KernelWriter(Memory, ABC):
             needed = self.try_kernel(domain, root, home)
             if needed is None:
                 return
-            if needed in self.stored and domain.anchor not in (None, root, *self.stored):
-                needed = domain.anchor  # by itself it reads them at affine addresses
+            anchor = domain.anchor
+            if needed in self.stored and anchor is not None and anchor is not root:
+                needed = anchor  # by itself it reads them at affine addresses
             if needed is root or needed in self.stored:
                 raise Unsupported(f"{root.op} cannot be written as one kernel")
             self.bring(needed, root)
