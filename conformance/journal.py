@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SHARES_OF_A_JOB = 4
+SHARES_OF_A_JOB = 2
 LATE = 5
 """Seconds after the end of the time that a process has for the verdict that it is at."""
 HANGS = 1200

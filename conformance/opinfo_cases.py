@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -139,6 +140,9 @@ def call_of(op: OpInfo, sample: Any, variant: Variant) -> Call:
         first, args, kwargs = pytree.tree_unflatten(values, spec)
         return tuple(pytree.tree_leaves(function(first, *args, **kwargs)))
 
+    # By the name, as in a graph of Dynamo's, capture knows whose strides it has to correct.
+    op_under_test.__name__ = f"call_{op.name.replace('.', '_')}"
+
     def precise() -> Any:
         given = in_float64(copy.deepcopy(tensors))
         return (*op_under_test(*given, constants=in_float64(leaves)), *given)
@@ -185,7 +189,8 @@ def by_graph(call: Call, symbolic: bool) -> Compiled:
                 inputs = symbolic_inputs(call.tensors)
                 if inputs:
                     mode = inputs[0].fake_mode
-                    with mode, mode.shape_env.ignore_fresh_unbacked_symbols():
+                    ignoring = mode.shape_env.ignore_fresh_unbacked_symbols()
+                    with mode, enable_python_dispatcher(), ignoring:
                         call.run(*inputs)  # as Dynamo does before it calls a backend
                 return _by_graph(call, settings, inputs)
         except Exception:  # as vtc does it: traced again by PyTorch's usual rules

@@ -319,6 +319,24 @@ def test_subgraphs_read_the_graphs_around_them():
     check(made, -np.abs(floats(100)))
 
 
+def test_a_branch_may_give_numbers_alone():
+    wide = graph([node("Identity", "flat", "t")], {}, ["t"])
+    other = graph([node("Shape", "w", "s"), node("Identity", "s", "e")], {}, ["e"])
+    made = simple(
+        [
+            node("ReduceSum", "x", "total", keepdims=0),
+            node("Greater", "total zero", "c"),
+            node("If", "c", "shape", then_branch=wide, else_branch=other),
+            node("Reshape", "x shape", "y"),
+        ],
+        {"x": [6]},
+        ["y"],
+        {"w": floats(2, 3), "zero": np.array(0, np.float32), "flat": np.array([6])},
+    )
+    check(made, np.abs(floats(6)))
+    check(made, -np.abs(floats(6)))
+
+
 def test_a_branch_that_is_known_leaves_no_other():
     then = graph([node("Neg", "x", "t")], {}, ["t"])
     other = graph([node("Exp", "x", "e")], {}, ["e"])

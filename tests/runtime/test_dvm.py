@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 import vtc
 from patterns.dynamic_patterns import DYNAMIC
+from vtc.errors import FallbackWarning
 from vtc.lowering.dvm.plan import ModuleStep, Plan, Space, TensorRef
 from vtc.program.dtypes import DType
 from vtc.program.module import Buffer, Module
@@ -309,3 +312,65 @@ def test_a_size_of_one_of_a_tensor_that_a_module_holds_is_no_batch() -> None:
         x = r(batch, 4, 5)
         torch.testing.assert_close(compiled(x), model(x))
     assert counters.captures == 1
+
+
+# Numbers that tensors hold.
+
+
+def held_axes(x: Tensor, axes: Tensor) -> Tensor:
+    dims = [a % x.dim() for a in axes.tolist()]
+    return x.amax(dims) if all(x.shape[d] != 0 for d in dims) else x.sum(dims)
+
+
+def held_choice(x: Tensor, index: Tensor) -> Tensor:
+    return [x, x.exp(), x * 2][int(index)] + 1
+
+
+def held_shape(x: Tensor, shape: Tensor) -> Tensor:
+    n, c, d, h, w = (int(s) for s in shape)
+    return x.reshape(n * d, c, h * w).transpose(1, 2).reshape(n, d * h, w, c) * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "held"),
+    [
+        (held_axes, ([1], [-1], [0, 2])),
+        (held_choice, (0, 2, 1)),
+        (held_shape, ([2, 3, 1, 4, 5], [1, 1, 6, 4, 5], [3, 2, 2, 5, 2])),
+    ],
+)
+def test_numbers_that_tensors_hold_may_decide_anything(function: Any, held: Any) -> None:
+    compiled = vtc.compile(function, engine="dvm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for numbers in held:
+            x = torch.randn(2, 12, 5)
+            torch.testing.assert_close(
+                compiled(x, torch.tensor(numbers)), function(x, torch.tensor(numbers))
+            )
+
+
+def test_sizes_are_computed_from_a_number_that_a_call_gives() -> None:
+    def resized(x: Tensor, scale: float) -> Tensor:
+        return F.interpolate(x, scale_factor=(scale, scale)) * scale
+
+    compiled = vtc.compile(resized, engine="dvm")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for size, scale in ((4, 2.5), (4, 1.5), (6, 0.7), (7, 3.0)):
+            x = torch.randn(1, 2, size, size)
+            torch.testing.assert_close(compiled(x, scale), resized(x, scale))
+
+
+def test_linear_without_bias_behind_a_norm_is_captured() -> None:
+    norm, linear = torch.nn.BatchNorm1d(6).eval(), torch.nn.Linear(6, 4, bias=False)
+
+    def model(x: Tensor) -> Tensor:
+        return linear(norm(x.flatten(0, 1)).reshape_as(x))
+
+    compiled = vtc.compile(model, engine="dvm")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        for n in (2, 5):
+            x = torch.randn(n, 3, 6)
+            torch.testing.assert_close(compiled(x), model(x))

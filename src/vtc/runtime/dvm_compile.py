@@ -187,7 +187,9 @@ class _Traced:
 
     A frame is traced with size 1 as a size like others. What PyTorch cannot trace so (dimensions
     that are broadcast because their size is 1 now, tensors without elements), or only in pieces, it
-    traces again by its usual rules: nothing of the frame has run yet.
+    traces again by its usual rules: nothing of the frame has run yet. What it cannot trace with
+    symbols for numbers that tensors hold (it may fail in the algebra of them) it traces a third
+    time, in pieces between which such numbers are known.
     """
 
     def __init__(self, callback: Any, codes: Codes | None = None) -> None:
@@ -214,9 +216,14 @@ class _Traced:
                 found = callback(*args, **kwargs)
             if _graph_breaks() == breaks:
                 return found
-        except torch._dynamo.exc.TorchDynamoException:
+        except Exception:  # PyTorch raises assertions, too
             logger.debug("a frame is traced again", exc_info=True)
-        with _traced(oblivious=False):
+        try:
+            with _traced(oblivious=False):
+                return callback(*args, **kwargs)
+        except Exception:  # PyTorch raises assertions, too
+            logger.debug("a frame is traced again, in pieces", exc_info=True)
+        with _traced(oblivious=False, held_numbers=False):
             return callback(*args, **kwargs)
 
 
@@ -246,7 +253,7 @@ def _without_collection() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _traced(oblivious: bool) -> Iterator[None]:
+def _traced(oblivious: bool, held_numbers: bool = True) -> Iterator[None]:
     config = torch._dynamo.config
     before = (
         config.capture_scalar_outputs,
@@ -255,7 +262,7 @@ def _traced(oblivious: bool) -> Iterator[None]:
         config.record_runtime_overhead,
     )
     try:
-        _set(True, True, oblivious, False)
+        _set(held_numbers, held_numbers, oblivious, False)
         with _constant_attributes():
             yield
     finally:

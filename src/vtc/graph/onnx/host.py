@@ -44,6 +44,11 @@ def scalar(value: Any, dtype: torch.dtype = torch.int64) -> Host:
     return Host((value,), (), dtype)
 
 
+def constant(value: Host) -> Host:
+    """The value itself, as the result of a call."""
+    return value
+
+
 def all_host(*values: Value) -> bool:
     return all(isinstance(v, Host) for v in values)
 

@@ -371,9 +371,11 @@ class _Importer:
         results = []
         for value in graph.output:
             held = self._value(scope, value.name)
-            results.append(
-                self._node(scope, held, value.name) if isinstance(held, Tensor) else held
-            )
+            if isinstance(held, Tensor):
+                held = self._node(scope, held, value.name)
+            elif isinstance(held, Host):  # fx writes a named tuple into a call, not into results
+                held = builder.call(host.constant, (held,), value.name)
+            results.append(held)
         builder.graph.output(tuple(results))
         module = builder.module(identifier(graph.name))
         captured = tuple(

@@ -16,8 +16,11 @@ Reduction = Callable[[Tensor, list[int], bool], Any]
 
 
 def _dims(x: Any, axes: list[int] | tuple[int, ...] | None) -> list[int]:
+    """Numbers, of axes that may be symbols: what a shape is then is decided by comparing them."""
     rank = len(x.shape)
-    return list(range(rank)) if not axes else [a % rank for a in axes]
+    if not axes:
+        return list(range(rank))
+    return [d for a in axes for d in range(rank) if a % rank == d]
 
 
 def _sum(x: Tensor, dims: list[int], keep: bool) -> Any:

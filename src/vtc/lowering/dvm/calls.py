@@ -82,18 +82,18 @@ def layouts(own: Translation, seen: Collection[Node]) -> dict[Node, tuple[Size, 
 
 
 def new_symbols(own: Translation, value: Any) -> list[tuple[str, int | None, int]]:
-    """The size symbols that only the operator's result tells."""
+    """The symbols of sizes, or of numbers for them, that only the operator's result tells."""
     found: list[tuple[str, int | None, int]] = []
     several = isinstance(value, tuple | list)
     for part, leaf in enumerate(value) if several else ((None, value),):
         if isinstance(leaf, torch.Tensor):
             places: Sequence[Any] = [(d, s) for d, s in enumerate(leaf.shape)]
-        elif isinstance(leaf, torch.SymInt):
+        elif isinstance(leaf, torch.SymInt | torch.SymFloat):
             places = [(-1, leaf)]
         else:
             continue
         for d, size in places:
-            expression = sizes.as_size(size) if isinstance(size, torch.SymInt) else size
+            expression = _expression(size)
             if isinstance(expression, sympy.Symbol) and expression not in own.known:
                 found.append((str(expression), part, d))
     return found
@@ -101,4 +101,10 @@ def new_symbols(own: Translation, value: Any) -> list[tuple[str, int | None, int
 
 def _sympy_symbol(value: Any, part: int | None, d: int) -> Size:
     leaf = value if part is None else value[part]
-    return sizes.as_size(leaf if d < 0 else leaf.shape[d])
+    return _expression(leaf if d < 0 else leaf.shape[d])
+
+
+def _expression(value: Any) -> Any:
+    if isinstance(value, torch.SymFloat):
+        return value.node.expr
+    return sizes.as_size(value) if isinstance(value, torch.SymInt) else value

@@ -199,16 +199,26 @@ def _sliced(own: Translation, node: fx.Node) -> Node | None:
 
 
 def _item(own: Translation, node: fx.Node, calls: bool) -> Any:
-    """The value of a tensor as a Python number: a float stays on the device."""
+    """The value of a tensor as a Python number: a float stays on the device, and is read from there
+    if a size is computed from it."""
     value = value_of(node)
     tensor = own.values[node.args[0]]
     if isinstance(value, torch.SymFloat):
+        if _sizes_need(node, value):
+            called(own, node, node.target, (tensor,), {})
         flat = own.graph.reshape(tensor, ())
         return Weak(own.graph.cast(flat, DType.F64))
     if not calls:
         raise Unsupported("a number read in a decomposition")
     called(own, node, node.target, (tensor,), {})
     return plain(value)
+
+
+def _sizes_need(node: fx.Node, number: torch.SymFloat) -> bool:
+    """Is a size of the graph computed from a number that a node reads from a tensor?"""
+    values = (value_of(n) for n in node.graph.nodes)
+    sized = (v for v in values if isinstance(v, torch.Tensor | torch.SymInt))
+    return any(number.node.expr in free_symbols(v) for v in sized)
 
 
 def _float(own: Translation, node: fx.Node) -> Weak | float:
