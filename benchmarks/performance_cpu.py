@@ -37,7 +37,9 @@ LEFT = {
     "llama3": "Left: at four rows weights arrive more slowly than at one. Other distances and "
     "hints of prefetching, blocks of k, and more columns at a time changed nothing; in huge pages "
     "they came faster on one processor, but the weights are the caller's memory.",
-    "gemma2": "Left: as for Llama; a window's caches are shifted into a copy, and copied back.",
+    "gemma2": "Left: as for Llama; a window's caches are shifted into a copy, and copied back. "
+    "While the rows that are not frozen were measured other work disturbed the machine, systems to "
+    "unlike degrees: their ratios are above what a quiet machine shows.",
     "efficientvit": "Left: activations behind 1x1 convolutions, a second pass over a block that is "
     "a fifth of those at 28 x 28.",
     "yolo11": "Left: convolutions with windows on maps of 10 x 10, at 60 to 70 percent of a large "
