@@ -49,7 +49,7 @@ def shared(source: int, other: int, target: int) -> Kernel:
 
 def with_buffers(*kernels: Kernel, kinds: str) -> Module:
     """Buffers as named by letters: x and y have items, t as well, s is one item of output."""
-    count = {letter: 0 for letter in kinds}
+    count = dict.fromkeys(kinds, 0)
     buffers = []
     for letter in kinds:
         extent = ITEM if letter in "sw" else N * ITEM
