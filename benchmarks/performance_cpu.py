@@ -40,8 +40,9 @@ LEFT = {
     "gemma2": "Left: as for Llama; a window's caches are shifted into a copy, and copied back. "
     "While the rows that are not frozen were measured other work disturbed the machine, systems to "
     "unlike degrees: their ratios are above what a quiet machine shows.",
-    "efficientvit": "Left: activations behind 1x1 convolutions, a second pass over a block that is "
-    "a fifth of those at 28 x 28.",
+    "efficientvit": "Left: depthwise convolutions, whose results go through the caches to the 1x1 "
+    "behind them, and the small kernels of linear attention; 1x1 convolutions run at nine tenths "
+    "of what the processor can multiply.",
     "yolo11": "Left: convolutions with windows on maps of 10 x 10, at 60 to 70 percent of a large "
     "product's rate, SiLU behind all of them, and two upsamplings that are copied.",
     "shufflenet": "Left: the stem, whose 24 columns fill three quarters of two vectors and whose "

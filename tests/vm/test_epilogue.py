@@ -113,3 +113,23 @@ def test_activations_keep_nan_and_infinities(kind: str) -> None:
     (found,) = native(convolution(case, behind=behind(case)), given)
     want = meaning(sums(case, given), torch.zeros(())).float().double()
     torch.testing.assert_close(written(case, found), want, equal_nan=True, rtol=2e-5, atol=3e-5)
+
+
+def test_a_division_behind_a_gate_is_rounded_once() -> None:
+    """x * min(max(x + 3, 0), 6) / by, for values of every size and divisors of every kind."""
+    case = Case(1, 64, taps=1, pad=0, size=(1, 30, 30))
+    channels = torch.arange(64).float()
+    for by in (6.0, 3.0, 7.0, -0.375, 8.0, 1.1, 1e-30):
+        made = convolution(
+            case,
+            behind=lambda k, x, by=by: k.op("div", k.op("mul", x, gate(k, x)), k.const(by)),
+        )
+        given = operands(case)
+        mantissa = torch.rand(given[0].shape) + 1
+        given[0].copy_(mantissa * torch.exp2(torch.randint(-149, 30, mantissa.shape).float()))
+        given[1].copy_((1 - 2 * (channels % 2)).view_as(given[1]))
+        given[2].zero_()
+        (found,) = native(made, given)
+        x = given[0][..., FRONT : FRONT + 1] * given[1].flatten()
+        want = x * (x + 3).clamp(0, 6) / by
+        assert torch.equal(written(case, found).float(), want)

@@ -14,8 +14,9 @@ int64_t aligned(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 }  // namespace
 
-Arena::Arena(const IrModule& module, const std::vector<int64_t>& values, bool hosted)
-    : module_(module), values_(values) {
+Arena::Arena(const IrModule& module, const std::vector<int64_t>& extents, const Batches& batches,
+             bool hosted)
+    : module_(module), extents_(extents), batches_(batches) {
   int n = static_cast<int>(module.buffers.size());
   first_.assign(n, -1);
   last_.assign(n, -1);
@@ -34,7 +35,7 @@ Arena::Arena(const IrModule& module, const std::vector<int64_t>& values, bool ho
 
 int64_t Arena::size(int b) const {
   const IrBuffer& buffer = module_.buffers[b];
-  return std::max<int64_t>(values_[buffer.extent], 1) * kItemsize[buffer.type];
+  return std::max<int64_t>(extents_[b], 1) * kItemsize[buffer.type];
 }
 
 bool Arena::overlap(int a, int b) const {
@@ -45,16 +46,29 @@ bool Arena::overlap(int a, int b) const {
          two.offset < one.offset + size(a);
 }
 
-void Arena::touch(int b) {
-  if (first_[b] < 0) first_[b] = step_;
-  last_[b] = step_;
+void Arena::touch(int b, int first, int last) {
+  first_[b] = first_[b] < 0 ? first : std::min(first_[b], first);
+  last_[b] = std::max(last_[b], last);
+}
+
+// What a batch does not keep for itself is needed as long as any of its parts is.
+void Arena::touch_all(int kernel) {
+  const Batch* batch = batches_.of(kernel);
+  int first = batch ? step_ - (kernel - batch->first) : step_;
+  int last = batch ? first + batch->last - batch->first - 1 : step_;
+  for (const IrAccess& a : module_.kernels[kernel].accesses) {
+    if (batches_.local()[a.buffer])
+      touch(a.buffer);
+    else
+      touch(a.buffer, first, last);
+  }
 }
 
 void Arena::find_uses(const std::vector<IrStep>& steps) {
   for (const IrStep& step : steps) {
     ++step_;
     if (step.kernel >= 0) {
-      for (const IrAccess& a : module_.kernels[step.kernel].accesses) touch(a.buffer);
+      touch_all(step.kernel);
       continue;
     }
     touch(step.predicate);
@@ -69,7 +83,7 @@ void Arena::find_uses(const std::vector<IrStep>& steps) {
 void Arena::open_rooms(bool hosted) {
   for (int b = 0; hosted && b < static_cast<int>(first_.size()); ++b) {
     const IrBuffer& buffer = module_.buffers[b];
-    if (buffer.kind == 1 && first_[b] >= 0 && values_[buffer.extent] > 0)
+    if (buffer.kind == 1 && first_[b] >= 0 && extents_[b] > 0)
       rooms_.push_back({b, size(b), first_[b], {}});
   }
   std::stable_sort(rooms_.begin(), rooms_.end(),

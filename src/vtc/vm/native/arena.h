@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "batches.h"
 #include "module.h"
 
 namespace vtc {
@@ -20,8 +21,9 @@ class Arena {
     int64_t offset = 0;  // in bytes
   };
 
-  // hosted: may temporaries be in outputs?
-  Arena(const IrModule& module, const std::vector<int64_t>& values, bool hosted);
+  // extents: of all buffers, in elements. hosted: may temporaries be in outputs?
+  Arena(const IrModule& module, const std::vector<int64_t>& extents, const Batches& batches,
+        bool hosted);
 
   int64_t bytes() const { return plan_.bytes; }
   // Of a temporary.
@@ -44,7 +46,9 @@ class Arena {
 
   bool temporary(int b) const { return module_.buffers[b].kind == 2; }
   int64_t size(int b) const;
-  void touch(int b);
+  void touch(int b) { touch(b, step_, step_); }
+  void touch(int b, int first, int last);
+  void touch_all(int kernel);
   void find_uses(const std::vector<IrStep>& steps);
   void open_rooms(bool hosted);
   int64_t first_fit(const Plan& plan, const Room& room, int b) const;
@@ -52,7 +56,8 @@ class Arena {
   Plan plan(const std::vector<int>& order) const;
 
   const IrModule& module_;
-  const std::vector<int64_t>& values_;
+  const std::vector<int64_t>& extents_;
+  const Batches& batches_;
   std::vector<int> first_, last_;  // steps that use a buffer; -1: none
   int step_ = 0;
   std::vector<Room> rooms_;  // the arena is the last

@@ -1,5 +1,5 @@
-// Whether the addresses of a kernel's accesses are inside their buffers, at concrete sizes: a module
-// that is wrong must not reach memory that is not its own.
+// Which elements of their buffers a kernel's accesses reach, at concrete sizes: a module that is wrong
+// must not reach memory that is not its own.
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@ namespace {
 
 // Dimension d of the access takes the coordinates [0, n[d]). Addresses with runtime terms are
 // checked when they are known. `more`: elements that are read behind each address.
-void check(const Access& a, const int64_t* n, int dims, int64_t extent, int64_t more = 0) {
+void reach(const Access& a, const int64_t* n, int dims, const Reach& f, int64_t more = 0) {
   if (!a.terms.empty()) return;
   int64_t low = a.offset, high = a.offset;
   for (int d = 0; d < dims; ++d) {
@@ -25,38 +25,35 @@ void check(const Access& a, const int64_t* n, int dims, int64_t extent, int64_t 
     low += std::min(one, other);
     high += std::max(one, other);
   }
-  if (low < 0 || high + more >= extent) throw EncodeError("an address outside of its buffer");
+  f(a, low, high + more);
 }
 
 // A convolution's left operand: dimensions of the IR that have no window, input coordinates of
 // windows, channels.
-void check_windows(const std::vector<int64_t>& values, const IrConvolution& c, const Access& left,
-                   int64_t k, const Shape& s, int dims, int64_t extent) {
+void reach_windows(const std::vector<int64_t>& values, const IrConvolution& c, const Access& left,
+                   int64_t k, const Shape& s, int dims, const Reach& f) {
   int windows = static_cast<int>(c.windows.size());
   int64_t n[kIrDims + kMaxWindows + 1];
   std::copy(s.whole, s.whole + dims, n);
   for (int w = 0; w < windows; ++w) n[dims + w] = values[c.windows[w].extent];
   n[dims + windows] = k;
-  check(left, n, dims + windows + 1, extent);
+  reach(left, n, dims + windows + 1, f);
 }
 
 }  // namespace
 
-void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
-                  const IrKernel& kernel, const Shape& s) {
+void each_reach(const std::vector<int64_t>& values, const IrKernel& kernel, const Shape& s,
+                const Reach& f) {
   int64_t n[kIrDims + kMaxWindows + 1];
   std::copy(s.size, s.size + s.dims, n);
-  auto extent = [&](const Access& a) {
-    return std::max<int64_t>(values[module.buffers[a.buffer].extent], 0);
-  };
   for (const IrInstr& i : kernel.body) {
     if (i.access < 0) continue;
     const Access* a = &s.accesses[i.access];
     if (i.op == OP_MATMUL) {
       int64_t k = n[s.dims] = values[i.constant];
-      check(a[0], n, s.dims + 1, extent(a[0]));
+      reach(a[0], n, s.dims + 1, f);
       if (!s.packed) {
-        check(a[1], n, s.dims + 1, extent(a[1]));
+        reach(a[1], n, s.dims + 1, f);
         continue;
       }
       // A panel for each `width` columns, and in it a group of elements for each `depth` of k.
@@ -64,7 +61,7 @@ void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
       int64_t columns = column < 0 ? 1 : n[column];
       if (column >= 0) n[column] = (columns + i.width - 1) / i.width;
       n[s.dims] = (k + i.depth - 1) / i.depth;
-      check(a[1], n, s.dims + 1, extent(a[1]), i.width * i.depth - 1);
+      reach(a[1], n, s.dims + 1, f, i.width * i.depth - 1);
       if (column >= 0) n[column] = columns;
     } else if (i.op == OP_ATTENTION) {
       // Query and key are contracted along the head; a mask does not move along the columns.
@@ -74,7 +71,7 @@ void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
       for (int operand = 0; operand < (own.flags & 8 ? 4 : 3); ++operand) {
         n[s.dims] = operand == 0 ? 1 : values[own.length];
         n[column] = operand < 2 ? values[own.head_dim] : operand == 3 ? 1 : width;
-        check(a[operand], n, s.dims + 1, extent(a[operand]));
+        reach(a[operand], n, s.dims + 1, f);
       }
       n[column] = width;
     } else if (i.op == OP_CONVOLUTION) {
@@ -86,14 +83,21 @@ void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
       for (int w = 0; w < windows; ++w) n[s.dims + w] = values[c.windows[w].taps];
       for (size_t part = 0; part < c.k.size(); ++part, a += 2) {
         int64_t k = n[s.dims + windows] = values[c.k[part]];
-        check_windows(values, c, a[0], k, s, dims, extent(a[0]));
-        check(a[1], n, s.dims + windows + 1, extent(a[1]), wide - 1);
+        reach_windows(values, c, a[0], k, s, dims, f);
+        reach(a[1], n, s.dims + windows + 1, f, wide - 1);
       }
       if (column >= 0) n[column] = columns;
     } else if (i.op == OP_LOAD || i.op == OP_STORE) {
-      check(*a, n, s.dims, extent(*a));
+      reach(*a, n, s.dims, f);
     }
   }
+}
+
+void check_bounds(const std::vector<int64_t>& extents, const std::vector<int64_t>& values,
+                  const IrKernel& kernel, const Shape& s) {
+  each_reach(values, kernel, s, [&](const Access& a, int64_t low, int64_t high) {
+    if (low < 0 || high >= extents[a.buffer]) throw EncodeError("an address outside of its buffer");
+  });
 }
 
 }  // namespace vtc

@@ -10,49 +10,104 @@ namespace {
 
 constexpr int64_t kWeightsAhead = 1024;  // floats of a panel that are fetched ahead
 
-// `get` loads a vector of what there is a value a column of.
+// Calls f with the activation of vectors. Its constants are in registers before the first.
 template <class F>
-inline f32v finished(f32v x, const Finish& f, int64_t c, F get) {
-  if (f.scale) x = x * get(f.scale + c);
-  if (f.shift) x = x + get(f.shift + c);
-  return clamp(x, f.low, f.high);
-}
-
-// C[i, j] = f(C[i, j], other[i, j]) in vectors; other counts as 0 where there is none.
-template <class F>
-inline void each_vector(float* c, int64_t ldc, int64_t rows, int64_t n, const Finish& finish, F f) {
-  const float* other = finish.other;
-  if (ldc == n && (!other || finish.ldo == n)) n *= rows, rows = 1;
-  for (int64_t i = 0; i < rows; ++i, c += ldc, other += other ? finish.ldo : 0) {
-    int64_t j = 0;
-    for (; j + kLanes <= n; j += kLanes) {
-      f32v x = f(load<f32v>(c + j));
-      store(c + j, other ? x + load<f32v>(other + j) : x);
-    }
-    if (j == n) continue;
-    f32v x = f(load_tail<f32v>(c + j, n - j));
-    store_tail(c + j, other ? x + load_tail<f32v>(other + j, n - j) : x, n - j);
-  }
-}
-
-// What is left to do with sums that are in place, while they are in the first cache.
-void complete(float* c, int64_t ldc, int64_t rows, int64_t n, const Finish& finish) {
+[[gnu::always_inline]] inline void with_activation(const Finish& finish, F f) {
   switch (finish.activation) {
-    case ACTIVATION_SILU:
-      return each_vector(c, ldc, rows, n, finish, [](f32v x) { return x * Sigmoid::f(x); });
+    case ACTIVATION_NONE: return f([](f32v x) { return x; });
+    case ACTIVATION_SILU: return f([](f32v x) { return x * Sigmoid::f(x); });
     case ACTIVATION_HARDSWISH: {
-      Divisor by(finish.by);
       f32v move = splat(finish.move);
-      return each_vector(c, ldc, rows, n, finish, [&](f32v x) {
-        return by(x * clamp(x + move, finish.least, finish.most));
-      });
+      auto product = [&](f32v x) { return x * clamp(x + move, finish.least, finish.most); };
+      if (finish.inverse.there()) {
+        ShortDivisor by(finish.by, finish.inverse);
+        return f([&](f32v x) { return by(product(x)); });
+      }
+      f32v by = splat(finish.by);
+      return f([&](f32v x) { return product(x) / by; });
     }
-    case ACTIVATION_NONE:
-      if (finish.other) each_vector(c, ldc, rows, n, finish, [](f32v x) { return x; });
   }
 }
 
-inline bool is_complete(const Finish& f) { return f.activation == ACTIVATION_NONE && !f.other; }
+// C[i, j] = activation(C[i, j]) + other[i, j] in vectors; other counts as 0 where there is none.
+void complete(float* c, int64_t ldc, int64_t rows, int64_t n, const Finish& finish,
+              const float* other) {
+  if (finish.activation == ACTIVATION_NONE && !other) return;
+  if (ldc == n && (!other || finish.ldo == n)) n *= rows, rows = 1;
+  with_activation(finish, [&](auto f) {
+    for (int64_t i = 0; i < rows; ++i, c += ldc, other += other ? finish.ldo : 0) {
+      int64_t j = 0;
+      for (; j + kLanes <= n; j += kLanes) {
+        f32v x = f(load<f32v>(c + j));
+        store(c + j, other ? x + load<f32v>(other + j) : x);
+      }
+      if (j == n) continue;
+      f32v x = f(load_tail<f32v>(c + j, n - j));
+      store_tail(c + j, other ? x + load_tail<f32v>(other + j, n - j) : x, n - j);
+    }
+  });
+}
+
+// Writes sums of R rows and V vectors of n columns from `column` on, finished with this activation.
+template <int R, int V, class F>
+[[gnu::always_inline]] inline void put(const f32v (&sum)[R][V], float* c, int64_t ldc, int64_t n,
+                                       int64_t column, const Finish& finish, const float* other,
+                                       F activation) {
+#pragma GCC unroll 2
+  for (int v = 0; v < V; ++v) {
+    int64_t left = n - v * kLanes;
+    if (left <= 0) break;
+    bool whole = left >= kLanes;
+    auto get = [&](const float* p) { return whole ? load<f32v>(p) : load_tail<f32v>(p, left); };
+    f32v x[R];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) x[i] = sum[i][v];
+    if (finish.scale) {
+      f32v scale = get(finish.scale + column + v * kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) x[i] = x[i] * scale;
+    }
+    if (finish.shift) {
+      f32v shift = get(finish.shift + column + v * kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) x[i] = x[i] + shift;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) x[i] = activation(clamp(x[i], finish.low, finish.high));
+    if (other) {
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) x[i] = x[i] + get(other + i * finish.ldo + v * kLanes);
+    }
+    float* to = c + v * kLanes;
+    if (whole) {
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) store(to + i * ldc, x[i]);
+    } else {
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) store_tail(to + i * ldc, x[i], left);
+    }
+  }
+}
+
+// From so many vectors on it pays to finish them where they are, in registers.
+constexpr int kManyVectors = 12;
+
+// Writes sums of R rows and V vectors of n columns from `column` on; `other` is where the first of
+// them is added, or null.
+template <int R, int V, bool kInRegisters>
+[[gnu::always_inline]] inline void put_finished(const f32v (&sum)[R][V], float* c, int64_t ldc,
+                                                int64_t n, int64_t column, const Finish& finish,
+                                                const float* other) {
+  if constexpr (kInRegisters) {
+    with_activation(finish, [&](auto f) __attribute__((always_inline)) {
+      put<R, V>(sum, c, ldc, n, column, finish, other, f);
+    });
+  } else {
+    put<R, V>(sum, c, ldc, n, column, finish, nullptr, [](f32v x) { return x; });
+    if (finish.activation != ACTIVATION_NONE || other)
+      complete(c, ldc, R, std::min<int64_t>(n, V * kLanes), finish, other);
+  }
+}
 
 template <int R, int V>
 inline void micro(float* c, int64_t ldc, const Segment* segments, int64_t count, int64_t panel,
@@ -85,27 +140,8 @@ inline void micro(float* c, int64_t ldc, const Segment* segments, int64_t count,
       }
     }
   }
-#pragma GCC unroll 2
-  for (int v = 0; v < V; ++v) {
-    int64_t left = n - v * kLanes;
-    if (left <= 0) break;
-    bool whole = left >= kLanes;
-    auto get = [&](const float* p) { return whole ? load<f32v>(p) : load_tail<f32v>(p, left); };
-    f32v scale = finish.scale ? get(finish.scale + column + v * kLanes) : splat(1.0f);
-    f32v shift = finish.shift ? get(finish.shift + column + v * kLanes) : f32v{};
-#pragma GCC unroll 16
-    for (int i = 0; i < R; ++i) {
-      f32v x = sum[i][v];
-      if (finish.scale) x = x * scale;
-      if (finish.shift) x = x + shift;
-      x = clamp(x, finish.low, finish.high);
-      float* to = c + i * ldc + v * kLanes;
-      if (whole)
-        store(to, x);
-      else
-        store_tail(to, x, left);
-    }
-  }
+  const float* other = finish.other ? finish.other + column : nullptr;
+  put_finished<R, V, R * V >= kManyVectors>(sum, c, ldc, n, column, finish, other);
 }
 
 template <int R>
@@ -123,7 +159,6 @@ void block(float* c, int64_t ldc, const Segment* segments, int64_t count, int ro
            int64_t n, const Finish& finish) {
   for (int64_t j = 0; j < n; j += kPanel)
     micro_rows<kRows>(rows, c + j, ldc, segments, count, j / kPanel * apart, n - j, j, finish);
-  if (!is_complete(finish)) complete(c, ldc, rows, n, finish);
 }
 
 template <int Type>
@@ -163,6 +198,16 @@ void pack(float* packed, const char* b, int type, int64_t column, const int64_t*
   });
 }
 
+constexpr int kMostOutputs = 7;  // of a line at once
+
+// Writes T outputs from o on of n channels from c on.
+template <int T, bool kInRegisters>
+[[gnu::always_inline]] inline void put_outputs(const f32v (&sum)[T][1], const Stencil& s, int64_t o,
+                                               int64_t c, int64_t n) {
+  const float* other = s.finish.other ? s.finish.other + o * s.finish.ldo + c : nullptr;
+  put_finished<T, 1, kInRegisters>(sum, s.d + o * s.ldd + c, s.ldd, n, c, s.finish, other);
+}
+
 // T outputs of one vector of channels; every input is loaded once. Inside: all inputs are there.
 template <int Taps, int Step, int T, bool Tail, bool Inside>
 inline void points(const Stencil& s, int64_t o, int64_t c) {
@@ -170,9 +215,9 @@ inline void points(const Stencil& s, int64_t o, int64_t c) {
   auto get = [&](const float* p) {
     return Tail ? load_tail<f32v>(p, left) : load<f32v>(p);
   };
-  f32v sum[T];
+  f32v sum[T][1];
 #pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) sum[t] = f32v{};
+  for (int t = 0; t < T; ++t) sum[t][0] = f32v{};
   int64_t at = s.first + o * Step;
   for (int line = 0; line < s.count; ++line) {
     const float* x = s.lines[line] + c + at * s.ldx;
@@ -186,26 +231,11 @@ inline void points(const Stencil& s, int64_t o, int64_t c) {
 #pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
         int tap = i - t * Step;
-        if (tap >= 0 && tap < Taps) sum[t] = fma(v, w[tap], sum[t]);
+        if (tap >= 0 && tap < Taps) sum[t][0] = fma(v, w[tap], sum[t][0]);
       }
     }
   }
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) {
-    float* to = s.d + (o + t) * s.ldd + c;
-    f32v x = finished(sum[t], s.finish, c, get);
-    if (Tail)
-      store_tail(to, x, left);
-    else
-      store(to, x);
-  }
-}
-
-void complete_outputs(const Stencil& s, int64_t o, int64_t count) {
-  if (is_complete(s.finish)) return;
-  Finish finish = s.finish;
-  if (finish.other) finish.other += o * finish.ldo;
-  complete(s.d + o * s.ldd, s.ldd, count, s.channels, finish);
+  put_outputs<T, T == kMostOutputs && !Tail>(sum, s, o, c, Tail ? left : kLanes);
 }
 
 // T outputs from o on of all channels, which are contiguous: of a line at a time the processor
@@ -223,17 +253,15 @@ void outputs_of(const Stencil& s, int64_t o) {
     all(std::true_type{});
   else
     all(std::false_type{});
-  complete_outputs(s, o, T);
 }
 
-// A line in blocks of even sizes, up to `kMost` outputs.
+// A line in blocks of even sizes.
 template <int Taps, int Step>
 void stencil_of(const Stencil& s) {
-  constexpr int64_t kMost = 7;
-  int64_t count = (s.outputs + kMost - 1) / kMost, o = 0;
+  int64_t count = (s.outputs + kMostOutputs - 1) / kMostOutputs, o = 0;
   for (int64_t b = 1; b <= count; ++b) {
     int64_t end = s.outputs * b / count;
-    with_rows<kMost>(end - o, [&](auto rows) {
+    with_rows<kMostOutputs>(end - o, [&](auto rows) {
       outputs_of<Taps, Step, decltype(rows)::value>(s, o);
     });
     o = end;
@@ -248,22 +276,17 @@ void stencil_any(const Stencil& s) {
       return left < kLanes ? load_tail<f32v>(p, left) : load<f32v>(p);
     };
     for (int64_t o = 0; o < s.outputs; ++o) {
-      f32v sum{};
+      f32v sum[1][1] = {};
       for (int line = 0; line < s.count; ++line)
         for (int t = 0; t < s.taps; ++t) {
           int64_t at = s.first + o * s.step + t * s.dilation;
           if (at < 0 || at >= s.extent) continue;
-          sum = fma(get(s.lines[line] + at * s.ldx + c), get(s.weights[line] + t * s.ldw + c), sum);
+          sum[0][0] = fma(get(s.lines[line] + at * s.ldx + c),
+                          get(s.weights[line] + t * s.ldw + c), sum[0][0]);
         }
-      float* to = s.d + o * s.ldd + c;
-      sum = finished(sum, s.finish, c, get);
-      if (left < kLanes)
-        store_tail(to, sum, left);
-      else
-        store(to, sum);
+      put_outputs<1, false>(sum, s, o, c, left);
     }
   }
-  complete_outputs(s, 0, s.outputs);
 }
 
 void stencil(const Stencil& s) {

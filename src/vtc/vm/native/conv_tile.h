@@ -138,7 +138,6 @@ class Tile {
   // For rows from row i of the tile on.
   Finish finish(int64_t i) const {
     Finish found = finish_;
-    if (late_) found.activation = ACTIVATION_NONE, found.other = nullptr;
     if (found.other) found.other += i * found.ldo;
     return found;
   }
@@ -247,7 +246,6 @@ class Tile {
   int64_t ld_;  // from a row of the result to the next
   const Word* next_;
   Finish finish_;
-  bool late_ = false;  // are activation and addition done when the tile is whole?
   const char* scale_ = nullptr;
   const char* shift_ = nullptr;
   int column_digit_ = -1, inner_ = -1;

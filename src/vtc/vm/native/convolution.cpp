@@ -38,7 +38,9 @@ void Tile::plain() {
       else
         row_of(i)[j] = finished(static_cast<float>(sum), j);
     }
-    if (type_ != T_F64) s_.table->conv.complete(row_of(i), ld_, 1, n_, finish(i));
+    if (type_ == T_F64) continue;
+    Finish here = finish(i);
+    s_.table->conv.complete(row_of(i), ld_, 1, n_, here, here.other);
   }
 }
 
@@ -123,10 +125,7 @@ void Tile::multiply(int64_t i, int rows, const std::vector<Segment>& segments) {
 
 const Word* Tile::run() {
   if (r_ == 0 || n_ == 0) return next_;
-  // Vectors that were stored in part are slow to load again at once.
-  late_ = type_ != T_F64 && n_ % kLine != 0;
   compute();
-  if (late_) s_.table->conv.complete(row_of(0), ld_, r_, n_, finish_);
   return next_;
 }
 

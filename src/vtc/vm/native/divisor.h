@@ -1,11 +1,30 @@
 // Division of many vectors by one number.
 #pragma once
 
+#include "reciprocal.h"
 #include "simd.h"
 
 namespace vtc::VTC_ISA {
 
 #if defined(__AVX512F__)
+// Quotients by a divisor that has a Reciprocal, each rounded once.
+class ShortDivisor {
+ public:
+  ShortDivisor(float by, const Reciprocal& r)
+      : by_(splat(by)), high_(splat(r.high)), low_(splat(r.low)) {}
+
+  f32v operator()(f32v a) const {
+    // Twice the bits of |a|, less 1: 0 becomes the largest.
+    __m512i size = _mm512_add_epi32(_mm512_add_epi32((__m512i)a, (__m512i)a), _mm512_set1_epi32(-1));
+    constexpr uint32_t kLeast = std::bit_cast<uint32_t>(Reciprocal::kLeast) * 2 - 1;
+    if (_mm512_cmplt_epu32_mask(size, _mm512_set1_epi32(static_cast<int>(kLeast)))) return a / by_;
+    return fma(a, high_, a * low_);
+  }
+
+ private:
+  f32v by_, high_, low_;
+};
+
 // Many quotients by one divisor, each rounded once, as by a division, which takes twice as long: two
 // corrections of a product with the rounded reciprocal (Markstein, "Computation of elementary
 // functions on the IBM RISC System/6000 processor", 1990, theorem 8).
@@ -37,6 +56,16 @@ class Divisor {
   bool plain_;
 };
 #else
+class ShortDivisor {
+ public:
+  ShortDivisor(float by, const Reciprocal&) : by_(splat(by)) {}
+  f32v operator()(f32v a) const { return a / by_; }
+
+ private:
+  f32v by_;
+};
+
+
 class Divisor {
  public:
   explicit Divisor(float by) : by_(splat(by)) {}

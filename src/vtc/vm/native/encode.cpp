@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "arena.h"
+#include "batches.h"
 #include "pages.h"
 #include "table.h"
 #include "tiling.h"
@@ -16,6 +17,13 @@ namespace {
 // Cycles from where help pays: a sleeping thread takes 20 to 30 us to come, and holds up the end of a
 // shorter program.
 constexpr int64_t kParallelCost = 200000;
+
+std::vector<int64_t> extents_of(const IrModule& module, const std::vector<int64_t>& values) {
+  std::vector<int64_t> extents;
+  for (const IrBuffer& b : module.buffers)
+    extents.push_back(std::max<int64_t>(values[b.extent], 0));
+  return extents;
+}
 
 // What was read and written since the last barrier.
 class Pending {
@@ -43,7 +51,9 @@ class Writer {
   Writer(const IrModule& module, const std::vector<int64_t>& values, std::vector<Word>& out,
          bool device)
       : module_(module), values_(values), out_(out), device_(device),
-        arena_(module, values, !device), pending_(arena_), kernels_(module, values, out, device) {
+        extents_(extents_of(module, values)), batches_(module, values, extents_, !device),
+        arena_(module, extents_, batches_, !device), pending_(arena_),
+        kernels_(module, values, out, device) {
     kernels_.arena_bytes = arena_.bytes();
   }
 
@@ -59,7 +69,7 @@ class Writer {
       }
       Word host = kind == BUFFER_HOSTED ? static_cast<Word>(place.host) : 0;
       out_.push_back(static_cast<Word>(buffer.type) | kind << 8 | host << 16);
-      out_.push_back(static_cast<Word>(std::max<int64_t>(values_[buffer.extent], 0)));
+      out_.push_back(static_cast<Word>(extents_[b]));
       out_.push_back(static_cast<Word>(place.offset));
     }
     used_.assign(module_.buffers.size(), 0);
@@ -86,7 +96,11 @@ class Writer {
   void steps(const std::vector<IrStep>& list) {
     for (const IrStep& step : list) {
       if (step.kernel >= 0) {
-        kernel(module_.kernels[step.kernel]);
+        const Batch* batch = batches_.of(step.kernel);
+        if (!batch)
+          kernel(module_.kernels[step.kernel], nullptr);
+        else if (step.kernel == batch->first)
+          parts(*batch);
         continue;
       }
       barrier();
@@ -95,6 +109,13 @@ class Writer {
       out_.insert(out_.end(), {OP_BRANCH | Word{3} << kLengthShift,
                                static_cast<Word>(step.predicate), 0});
       arms(step, branch);
+    }
+  }
+
+  void parts(const Batch& batch) {
+    for (int64_t at = 0; at < batch.size; at += batch.part) {
+      Slice slice{at, batch.part, &batches_.local()};
+      for (int k = batch.first; k < batch.last; ++k) kernel(module_.kernels[k], &slice);
     }
   }
 
@@ -113,10 +134,10 @@ class Writer {
     out_[jump + 1] = out_.size();
   }
 
-  void kernel(const IrKernel& k) {
-    make_shape(k, values_, shape_);
+  void kernel(const IrKernel& k, const Slice* slice) {
+    make_shape(k, values_, shape_, slice);
     if (shape_.empty()) return;
-    check_bounds(module_, values_, k, shape_);
+    check_bounds(extents_, values_, k, shape_);
     Tiling tiling;
     if (device_)
       choose_device_tiles(k, shape_, tiling);
@@ -150,6 +171,8 @@ class Writer {
   const std::vector<int64_t>& values_;
   std::vector<Word>& out_;
   bool device_;
+  std::vector<int64_t> extents_;  // of the buffers, in elements
+  Batches batches_;
   Arena arena_;
   Pending pending_;
   KernelWriter kernels_;

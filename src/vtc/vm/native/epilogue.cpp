@@ -94,6 +94,7 @@ class Search {
     if (!with_number(w, OP_DIV, product, found.by)) return false;
     if (!take(w, {value_, moved, bounded, gate, product})) return false;
     found.activation = ACTIVATION_HARDSWISH;
+    found.inverse = Reciprocal(found.by);
     finish_ = found;
     return true;
   }

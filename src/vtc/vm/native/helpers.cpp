@@ -44,7 +44,9 @@ class SignalsBlocked {
 // On which processors a thread may run.
 //
 // Some kernels wake a thread where its waker runs, who goes on for milliseconds. Its waker therefore
-// keeps it away from there, and once awake it may go anywhere again.
+// keeps it away from there, and once awake it may go anywhere again. Some also leave a thread that
+// never sleeps beside another one that does not, for seconds: a helper that finds itself where the
+// work was offered goes elsewhere.
 class Place {
  public:
   // In the thread itself.
@@ -58,6 +60,11 @@ class Place {
     cpu_set_t rest = all_;
     CPU_CLR(here, &rest);
     moved_ = sched_setaffinity(thread_, sizeof(rest), &rest) == 0;
+  }
+  void leave(int processor) {
+    if (sched_getcpu() != processor) return;
+    leave_here();
+    anywhere();
   }
   void anywhere() {
     if (moved_) sched_setaffinity(0, sizeof(all_), &all_);
@@ -141,9 +148,10 @@ class Helpers {
       while (!offers_.empty()) {
         Offer* first = offers_.front();
         std::shared_ptr<Job> job = first->job_;
-        int thread = ++first->taken_;
+        int thread = ++first->taken_, processor = first->processor_;
         if (thread == first->most_) offers_.erase(offers_.begin());
         lock.unlock();
+        self.place.leave(processor);
         job->help(thread);
         job.reset();
         lock.lock();
@@ -171,7 +179,8 @@ class Helpers {
   std::atomic<int> offered_{0};
 };
 
-Offer::Offer(std::shared_ptr<Job> job, int most) : job_(std::move(job)), most_(most) {
+Offer::Offer(std::shared_ptr<Job> job, int most)
+    : job_(std::move(job)), most_(most), processor_(sched_getcpu()) {
   if (most_ > 0) Helpers::here().post(this);
 }
 

@@ -32,6 +32,7 @@ class Offer {
   friend class Helpers;
   std::shared_ptr<Job> job_;
   int most_, taken_ = 0;
+  int processor_;  // where it was made
 };
 
 // Helpers that were started in this process.

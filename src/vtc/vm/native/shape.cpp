@@ -13,6 +13,7 @@ void fill_access(const IrAccess& from, const std::vector<int64_t>& values, const
   to.apart = false;
   to.offset = values[from.offset];
   for (size_t d = 0; d < from.strides.size(); ++d) to.stride[d] = values[from.strides[d]];
+  to.item = from.strides.empty() ? 0 : to.stride[0];
   to.terms.clear();
   for (const IrTerm& t : from.terms)
     to.terms.push_back({t.value, values[t.stride], t.size < 0 ? 0 : values[t.size], t.size >= 0});
@@ -21,6 +22,12 @@ void fill_access(const IrAccess& from, const std::vector<int64_t>& values, const
     int64_t low = values[m.low], high = values[m.high];
     if (m.dim >= dims || low > 0 || high < size[m.dim]) to.masks.push_back({m.dim, low, high});
   }
+}
+
+void take_slice(Shape& s, const Slice& slice) {
+  s.size[0] = slice.size;
+  for (Access& a : s.accesses)
+    if (!(*slice.local)[a.buffer]) a.offset += a.item * slice.first;
 }
 
 // From this many rows on, a right operand in panels beats one that is streamed as it lies.
@@ -74,7 +81,8 @@ bool Shape::empty() const {
   return false;
 }
 
-void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& s) {
+void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& s,
+                const Slice* slice) {
   int dims = static_cast<int>(kernel.sizes.size());
   if (dims > kIrDims) throw EncodeError("a kernel has too many dimensions");
   s.dims = dims;
@@ -83,6 +91,7 @@ void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shap
   s.accesses.resize(kernel.accesses.size());
   for (size_t a = 0; a < kernel.accesses.size(); ++a)
     fill_access(kernel.accesses[a], values, s.size, dims, s.accesses[a]);
+  if (slice) take_slice(s, *slice);
   choose_right(kernel, s);
   std::copy(s.size, s.size + dims, s.whole);
   if (kernel.anchor >= 0 && kernel.body[kernel.anchor].op == OP_CONVOLUTION) {

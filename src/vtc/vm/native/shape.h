@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "module.h"
@@ -19,6 +20,7 @@ struct Access {
   int64_t stride[kIrDims + kMaxWindows + 1];
   // The left operand of a convolution keeps the strides of the IR's dimensions.
   bool apart = false;
+  int64_t item;  // stride of the IR's first dimension
   struct Term {
     int value;
     int64_t stride, size;
@@ -62,10 +64,23 @@ struct Tiling {
   }
 };
 
-// Throws EncodeError for an access that leaves its buffer.
-void check_bounds(const IrModule& module, const std::vector<int64_t>& values,
+// A part of a kernel's first dimension: coordinates [first, first + size).
+struct Slice {
+  int64_t first, size;
+  const std::vector<char>* local;  // buffers that hold only this part
+};
+
+// Is given an access and the least and greatest element of its buffer that it reaches.
+using Reach = std::function<void(const Access&, int64_t, int64_t)>;
+
+// Calls f for each access of the kernel that reaches any, and has no runtime terms.
+void each_reach(const std::vector<int64_t>& values, const IrKernel& kernel, const Shape& s,
+                const Reach& f);
+// Throws EncodeError for an access that leaves its buffer, of `extents` elements.
+void check_bounds(const std::vector<int64_t>& extents, const std::vector<int64_t>& values,
                   const IrKernel& kernel, const Shape& s);
-void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& out);
+void make_shape(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& out,
+                const Slice* slice = nullptr);
 // May reorder the dimensions of `shape`.
 void choose_tiles(const IrKernel& kernel, const std::vector<int64_t>& values, Shape& shape,
                   Tiling& out);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "isa.h"
+#include "reciprocal.h"
 
 namespace vtc {
 
@@ -144,6 +145,7 @@ struct Finish {
   float low = 0, high = 0;
   Activation activation = ACTIVATION_NONE;
   float move = 0, least = 0, most = 0, by = 1;
+  Reciprocal inverse;  // of `by`
   const float* other = nullptr;
   int64_t ldo = 0;  // from a row of it to the next
 };
@@ -175,8 +177,10 @@ struct Conv {
   void (*block)(float* c, int64_t ldc, const Segment* segments, int64_t count, int rows,
                 int64_t apart, int64_t n, const Finish& finish);
   void (*stencil)(const Stencil& s);
-  // C[rows, n] = its activation and addition: what the above do of a Finish as well.
-  void (*complete)(float* c, int64_t ldc, int64_t rows, int64_t n, const Finish& finish);
+  // C[rows, n] = its activation and the addition of `other`, or null: what the above do of a Finish
+  // as well.
+  void (*complete)(float* c, int64_t ldc, int64_t rows, int64_t n, const Finish& finish,
+                   const float* other);
 };
 // The same, and the sum of what comes out.
 using ChainSum = double (*)(const ChainStep* steps, int count, const float* a, int64_t n);
