@@ -120,7 +120,22 @@ class InductorEngine:
         readers = [user for user in node.users if user in self.regions[region].nodes]
         if len(map.homes) > 1 and any(self._is_library(user) for user in readers):
             return False
+        if any(libraries.reads_vectors(user) for user in readers) and not self._aligned(node, map):
+            return False
         return all(self._reads(user, node) for user in readers)
+
+    def _aligned(self, node: fx.Node, map: Resolved) -> bool:
+        """Does a tensor lie as aligned as in eager PyTorch? What is allocated is aligned."""
+        slots = None if map.physical else self.slots(map)
+        return all(
+            libraries.aligned_as(value_of(node), s.stride, self._start(s.base) + s.offset)
+            for s in slots or ()
+        )
+
+    def _start(self, base: str) -> int:
+        """Where a tensor begins in its memory."""
+        node = self.nodes[base]
+        return value_of(node).storage_offset() if node.op == "placeholder" else 0
 
     def _is_library(self, user: fx.Node) -> bool:
         """Is it an anchor whose kernel takes one strided tensor as an operand?"""

@@ -11,7 +11,7 @@ A map that a kernel does not accept is materialized before it: the copy that PyT
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from vtc.graph.program import value_of
+from vtc.index import sizes
 from vtc.index.expr import FloorDiv, coords
 from vtc.index.map import IndexMap
 from vtc.kernels.operators import ATTENTIONS, CONVOLUTIONS, MATMULS
@@ -77,12 +78,41 @@ def _repeats(index: Any, axis: Any, size: Any) -> int | None:
 def accepts_load(node: fx.Node, operand: int, index_map: IndexMap, base: torch.Tensor) -> bool:
     """Does the library kernel of `node` read argument `operand` through `index_map` on `base`?"""
     view = index_map.strided(base.stride())
+    if reads_vectors(node):
+        stride, start = (base.stride(), 0) if view is None else (view.stride, view.offset)
+        if not aligned_as(value_of(node.args[operand]), stride, base.storage_offset() + start):
+            return False
     if node.target in CONVOLUTIONS:
         # oneDNN falls to its reference implementation on anything that is not dense.
         return view is not None and (base.device.type != "cpu" or _dense(view.shape, view.stride))
     if view is not None:
         return True
     return grouped_operand(node, operand, index_map) is not None
+
+
+VECTOR = 16
+"""Bytes that PyTorch's kernels of attention on CUDA read at once."""
+
+
+def reads_vectors(node: fx.Node) -> bool:
+    """Is it a call whose kernels read vectors of 16 bytes, wherever an operand begins? PyTorch
+    chooses among them by sizes and some of the strides (pytorch/pytorch#183484)."""
+    attention = node.target is aten.scaled_dot_product_attention.default
+    return attention and value_of(node).device.type == "cuda"
+
+
+def aligned_as(value: torch.Tensor, stride: Sequence[Any], offset: Any) -> bool:
+    """Do the rows of a view of aligned memory begin at multiples of 16 bytes, if those of `value`,
+    whose place it takes, do? PyTorch copies rows of another length first. Strides that hold
+    symbols are taken for multiples."""
+    size, row = value.element_size(), value.shape[-1]
+    if isinstance(row, int) and row * size % VECTOR:
+        return True
+    rows = [d for d, n in enumerate(value.shape[:-1]) if not isinstance(n, int) or n != 1]
+    mine = [offset, *(stride[d] for d in rows)]
+    theirs = [value.storage_offset(), *(value.stride(d) for d in rows)]
+    steps = zip(map(sizes.as_size, mine), map(sizes.as_size, theirs), strict=True)
+    return all(not isinstance(m, int) or m * size % VECTOR == 0 or m == t for m, t in steps)
 
 
 def grouped_operand(node: fx.Node, operand: int, index_map: IndexMap) -> Grouped | None:
