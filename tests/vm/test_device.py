@@ -182,6 +182,8 @@ REGISTERS = {
     "vtc_norm": 128,
     "vtc_softmax": 80,
     "vtc_rotary": 80,
+    "vtc_pad": 32,
+    "vtc_unpad": 32,
     **{f"vtc_norm_{g}": 128 for g in ("bf16_2_any", "f16_2_any", "f32_2")},
     **{f"vtc_norm_{g}": 80 for g in ("bf16_2", "f16_2", "bf16_1_any", "f16_1_any")},
     **{f"vtc_norm_{g}": 64 for g in ("bf16_1", "f16_1", "f32_1")},

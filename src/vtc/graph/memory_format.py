@@ -160,10 +160,10 @@ def _ambiguous(result: torch.Tensor, operand: torch.Tensor) -> bool:
     """May a view of the operand be channels-last by the stride of a dimension of one element?"""
     return (
         result.dim() in (4, 5)
+        and known(result)  # before sizes are compared: a symbol's would be a guard
+        and known(operand)
         and 1 in result.shape
         and 0 not in result.shape
-        and known(result)
-        and known(operand)
         and operand.stride() != make_contiguous_strides_for(operand.shape)
     )
 
