@@ -181,6 +181,19 @@ def test_updates_that_come_early_come_behind_what_reads_the_old_values(when: str
     check(update, *[(r(n, 5), r(n, 5), r(5, 5)) for n in (9, 6)])
 
 
+def test_updates_come_behind_what_reads_the_old_values_through_an_eager_call() -> None:
+    """The bits of a tensor are a view of it, which the DVM leaves to eager PyTorch."""
+
+    def update(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        bits = x.view(torch.int32)
+        old = torch.stack([bits, bits], 1)
+        moved = x.roll(-1, 0)
+        x.copy_(moved)
+        return old, moved + y, bits + 1
+
+    check(update, *[(r(n, 5), r(n, 5)) for n in (9, 6)], eager=["aten.view.dtype"])
+
+
 def test_what_was_in_an_updated_input_can_still_be_read() -> None:
     def update(cache: Tensor, at: Tensor, x: Tensor) -> Tensor:
         old = cache[:, :2].clone()

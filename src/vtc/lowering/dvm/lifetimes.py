@@ -8,10 +8,10 @@ with its rows shifted, and new ones among them, would be in memory for most of t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from vtc.lowering.dvm.plan import Space
+from vtc.lowering.dvm.plan import EagerStep, Space, TensorRef, references
 from vtc.program.module import Branch, Step
 from vtc.program.tile import Access, TileKernel, operands
 
@@ -24,20 +24,40 @@ def accesses(kernel: TileKernel) -> Iterator[Access]:
         yield from operands(instr.constant)
 
 
+Memory = Mapping[int, int]
+"""For spaces that may lie in others, and those, one number each memory."""
+
+
+def shared_memory(steps: Iterable[EagerStep]) -> Memory:
+    """The spaces that may be one memory: what an eager call returns may be a view of what it takes.
+    That an operator's result is one, its schema does not always tell."""
+    memory: dict[int, int] = {}
+    for step in steps:
+        taken = (r.space for r in references((step.args, step.kwargs)) if isinstance(r, TensorRef))
+        one = {*taken, *(space for _, space in step.results)}
+        joined = {memory.get(space, space) for space in one}
+        first = min(joined, default=0)
+        memory |= {space: first for space, own in memory.items() if own in joined}
+        memory |= dict.fromkeys(one, first)
+    return memory
+
+
 @dataclass(frozen=True)
 class _Effects:
-    """The spaces that a step touches, and those of them that it writes."""
+    """The spaces that a step touches, and those of them that it writes; the memories of both."""
 
     touched: frozenset[int]
     written: frozenset[int]
+    reached: frozenset[int]
+    changed: frozenset[int]
 
     def conflicts(self, other: _Effects) -> bool:
-        return bool(self.written & other.touched or other.written & self.touched)
+        return bool(self.changed & other.reached or other.changed & self.reached)
 
 
-def shortened(steps: Sequence[Step], spaces: Sequence[Space]) -> list[Step]:
+def shortened(steps: Sequence[Step], spaces: Sequence[Space], memory: Memory) -> list[Step]:
     """The steps in an order that means the same."""
-    order = [(step, _effects(step)) for step in steps]
+    order = [(step, _effects(step, memory)) for step in steps]
     _late_bases(order, spaces)
     _early_updates(order, spaces)
     return [step for step, _ in order]
@@ -74,7 +94,7 @@ def _place(order: Sequence[tuple[Step, _Effects]], step: Step) -> int:
     return next(k for k, (other, _) in enumerate(order) if other is step)
 
 
-def _effects(step: Step) -> _Effects:
+def _effects(step: Step, memory: Memory) -> _Effects:
     touched, written = set[int](), set[int]()
     pending = [step]
     while pending:
@@ -85,4 +105,5 @@ def _effects(step: Step) -> _Effects:
             continue
         touched |= {a.buffer for a in accesses(one)}
         written |= {i.access.buffer for i in one.body if i.op == "store" and i.access is not None}
-    return _Effects(frozenset(touched), frozenset(written))
+    reached, changed = ({memory.get(n, n) for n in own} for own in (touched, written))
+    return _Effects(*map(frozenset, (touched, written, reached, changed)))

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 
 from vtc.index import Size, sizes
-from vtc.lowering.dvm.lifetimes import accesses, shortened
+from vtc.lowering.dvm.lifetimes import Memory, accesses, shared_memory, shortened
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Space, references
 from vtc.program.module import Branch, Buffer, BufferKind, Module, Step
 from vtc.program.tile import ANCHORS, Access, Instr, with_operands
@@ -32,6 +32,7 @@ def assemble(
             runs.append([step])
     used = [set(_used(run)) for run in runs]
     wanted = {r.space for r in references(outputs)}
+    memory = shared_memory(step for step in steps if isinstance(step, EagerStep))
     made: list[ModuleStep | EagerStep] = []
     for number, run in enumerate(runs):
         if isinstance(run, EagerStep):
@@ -39,7 +40,7 @@ def assemble(
             continue
         before = set().union(*used[:number])
         after = wanted.union(*used[number + 1 :])
-        made.append(_module(run, spaces, used[number], before, after))
+        made.append(_module(run, spaces, used[number], before, after, memory))
     return tuple(made)
 
 
@@ -60,7 +61,12 @@ def _used(run: Run | EagerStep) -> Iterator[int]:
 
 
 def _module(
-    run: Run, spaces: Sequence[Space], used: set[int], before: set[int], after: set[int]
+    run: Run,
+    spaces: Sequence[Space],
+    used: set[int],
+    before: set[int],
+    after: set[int],
+    memory: Memory,
 ) -> ModuleStep:
     order = sorted(used)
     places = {space: number for number, space in enumerate(order)}
@@ -75,7 +81,7 @@ def _module(
         elif number in after:
             kind = "output"
         buffers.append(Buffer(name, kind, space.dtype, extent_of(space.shape, space.stride)))
-    steps = tuple(_placed(step, places) for step in shortened(run, spaces))
+    steps = tuple(_placed(step, places) for step in shortened(run, spaces, memory))
     symbols = sorted(set(_symbols((steps, [b.extent for b in buffers]))))
     module = Module(tuple(symbols), tuple(buffers), steps)
     kept = [None if b.kind == "temporary" else n for n, b in zip(order, buffers, strict=True)]
