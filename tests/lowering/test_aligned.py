@@ -15,8 +15,6 @@ from lowering.harness import capture_function, eager
 from vtc.kernels import libraries
 from vtc.kernels.operators import ATTENTIONS
 
-VECTOR = 16
-
 
 class Operands(TorchDispatchMode):
     """Collects queries, keys and values of attention."""
@@ -59,7 +57,7 @@ def repeated_from_a_row(q: Tensor, x: Tensor) -> Tensor:
 def test_operands_of_attention_are_aligned(
     fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libraries, "reads_vectors", lambda node: node.target in ATTENTIONS)
+    monkeypatch.setattr(libraries, "reads_vectors", lambda target, device: target in ATTENTIONS)
     args = torch.randn(2, 2, 4, 4), torch.randn(2, 2, 3, 4)
     captured = capture_function(fn, args)
     want = fn(*args)
@@ -71,5 +69,5 @@ def test_operands_of_attention_are_aligned(
         torch.testing.assert_close(got, want)
         assert len(operands.found) >= 3
         for tensor in operands.found:
-            assert tensor.data_ptr() % VECTOR == 0
-            assert all(s * tensor.itemsize % VECTOR == 0 for s in tensor.stride()[:-1])
+            assert tensor.data_ptr() % libraries.VECTOR == 0
+            assert all(s * tensor.itemsize % libraries.VECTOR == 0 for s in tensor.stride()[:-1])

@@ -90,3 +90,13 @@ def heads_rotated(width, normed):
         return rotated(x.transpose(1, 2), cos, sin)
 
     return run
+
+
+# Kernels for rows, by name: norms and softmax of groups of elements, and what flat ranges compute.
+GROUPS = [f"{t}_{n}{a}" for t in ("bf16", "f16") for a in ("", "_any") for n in (1, 2)]
+GROUPS += ["f32_1", "f32_2"]
+FORMS = (
+    *("copy", "exp", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
+    *(f"{f}_{op}" for f in ("gate", "bias") for op in ("sigmoid", "silu", "gelu", "gelu_tanh")),
+    *("binary", "choose", "any"),
+)

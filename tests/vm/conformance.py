@@ -152,7 +152,7 @@ def check(
     try:
         encoded = make(case.module).encode(list(case.sizes.values()))
     except Exception as error:  # whatever the encoder refuses is a mismatch
-        if may_refuse and isinstance(error, NotImplementedError):
+        if may_refuse and isinstance(error, NotImplementedError):  # beyond the machine: EncodeError
             outcome.refused.append(str(error))
             return outcome
         outcome.mismatches.append(Mismatch(seed, "encoder", f"{type(error).__name__}: {error}"))

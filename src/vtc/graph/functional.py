@@ -107,18 +107,24 @@ class _Functional(FunctionalTensorMode):
             args[0].commit_update()
             args[0].sync()
             return args[0]
-        if returns_its_input(func, args):
+        if (instead := _instead(func, args)) is not None:
             with self:
-                return aten.alias.default(args[0])
-        if _unbinds_symbols(func, args):
-            with self:
-                return _selected(*args)
-        if func is aten.cudnn_batch_norm.default and not args[5]:
-            with self:
-                return _cudnn_inference(*args)
+                return instead()
         result = super().__torch_dispatch__(func, types, args, kwargs)
         with self:
             return laid_out(func, args, kwargs or {}, result)
+
+
+def _instead(func: Any, args: Sequence[Any]) -> Callable[[], Any] | None:
+    """What is traced in the place of an operator whose fake result is wrong, or that has to be
+    cuDNN's; None for all others."""
+    if returns_its_input(func, args):
+        return lambda: aten.alias.default(args[0])
+    if _unbinds_symbols(func, args):
+        return lambda: _selected(*args)
+    if func is aten.cudnn_batch_norm.default and not args[5]:
+        return lambda: _cudnn_inference(*args)
+    return None
 
 
 def _cudnn_inference(
@@ -260,12 +266,9 @@ class _Plain(_Functional):
             return laid_out(func, args, kwargs, normalized)
         if not isinstance(func, torch._ops.OpOverload) or func in _NORMS:
             raise _Updates
-        if returns_its_input(func, args):
+        if (instead := _instead(func, args)) is not None:
             with self:
-                return aten.alias.default(args[0])
-        if _unbinds_symbols(func, args):
-            with self:
-                return _selected(*args)
+                return instead()
         apart = _hides_writes(func, args) or _decomposes(func)
         if apart and func not in FunctionalTensor.metadata_fns:
             with self:

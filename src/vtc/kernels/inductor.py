@@ -120,7 +120,8 @@ class InductorEngine:
         readers = [user for user in node.users if user in self.regions[region].nodes]
         if len(map.homes) > 1 and any(self._is_library(user) for user in readers):
             return False
-        if any(libraries.reads_vectors(user) for user in readers) and not self._aligned(node, map):
+        vectors = any(libraries.reads_vectors(u.target, value_of(node).device) for u in readers)
+        if vectors and not self._aligned(node, map):
             return False
         return all(self._reads(user, node) for user in readers)
 

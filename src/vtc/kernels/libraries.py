@@ -78,7 +78,7 @@ def _repeats(index: Any, axis: Any, size: Any) -> int | None:
 def accepts_load(node: fx.Node, operand: int, index_map: IndexMap, base: torch.Tensor) -> bool:
     """Does the library kernel of `node` read argument `operand` through `index_map` on `base`?"""
     view = index_map.strided(base.stride())
-    if reads_vectors(node):
+    if reads_vectors(node.target, base.device):
         stride, start = (base.stride(), 0) if view is None else (view.stride, view.offset)
         if not aligned_as(value_of(node.args[operand]), stride, base.storage_offset() + start):
             return False
@@ -91,14 +91,14 @@ def accepts_load(node: fx.Node, operand: int, index_map: IndexMap, base: torch.T
 
 
 VECTOR = 16
-"""Bytes that PyTorch's kernels of attention on CUDA read at once."""
+"""Bytes that PyTorch's kernels of attention on a CUDA device read at once."""
 
 
-def reads_vectors(node: fx.Node) -> bool:
-    """Is it a call whose kernels read vectors of 16 bytes, wherever an operand begins? PyTorch
-    chooses among them by sizes and some of the strides (pytorch/pytorch#183484)."""
-    attention = node.target is aten.scaled_dot_product_attention.default
-    return attention and value_of(node).device.type == "cuda"
+def reads_vectors(target: Any, device: torch.device) -> bool:
+    """Does an operator call kernels that read vectors of 16 bytes, wherever an operand begins?
+    PyTorch chooses among those of attention by sizes and by some of the strides, and not by
+    addresses: one whose rows lie elsewhere is read past alignment (pytorch/pytorch#183484)."""
+    return target is aten.scaled_dot_product_attention.default and device.type == "cuda"
 
 
 def aligned_as(value: torch.Tensor, stride: Sequence[Any], offset: Any) -> bool:

@@ -124,6 +124,7 @@ class Program:
         except _NotEncoded as failure:
             cause = failure.__cause__
             if self.eager is None or failure.step > first_update(self.plan):
+                # An input has its new value: eager PyTorch would update it twice.
                 raise NotImplementedError(str(cause)) from failure
             warning = errors.FallbackWarning("a call", str(cause), "eager PyTorch")
             warnings.warn(warning, stacklevel=2)
@@ -154,7 +155,7 @@ class Program:
             known = dict(zip(names, values, strict=True))
             try:
                 encoded = own.encode([known[s] for s in module.symbols])
-            except NotImplementedError as error:
+            except NotImplementedError as error:  # the encoder's, of what is beyond a machine
                 raise _NotEncoded(k) from error
             counters.encodes += 1
             layouts = [

@@ -30,6 +30,7 @@ from vtc.lowering.settings import Compiled, Settings
 from vtc.program.module import Module
 from vtc.runtime.bound import Bound, can_be_bound
 from vtc.runtime.calls import sharing
+from vtc.runtime.collection import without_collection
 from vtc.runtime.direct import Codes, direct, suits
 from vtc.runtime.direct_module import called_directly
 from vtc.runtime.dvm import Machine, Program, native_machine
@@ -203,7 +204,7 @@ class _Traced:
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         # Dynamo's settings are those of all threads, in some releases.
-        with compile_lock, _without_collection(), quick_tracing():
+        with compile_lock, _collected_later(), quick_tracing():
             found = self._traced_frame(frame, *args, **kwargs)
         if self.codes is not None:
             self.codes.add(frame.f_code, found)
@@ -232,20 +233,18 @@ def _graph_breaks() -> int:
 
 
 @contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
+def _collected_later() -> Iterator[None]:
     """No garbage collection: a trace makes many objects, of which hardly any is garbage before it
     ends.
 
     What it leaves is collected then. The next collection of everything that a process holds, a
     quarter of a second with PyTorch's modules, is put off from the model's first run to later.
     """
-    enabled = gc.isenabled()
-    gc.disable()
     try:
-        yield
+        with without_collection():
+            yield
     finally:
-        if enabled:
-            gc.enable()
+        if gc.isenabled():
             gc.collect(1)
             if gc.get_freeze_count() == 0:  # else they would not stay frozen
                 gc.freeze()

@@ -14,10 +14,12 @@ from torch.utils._sympy.printers import PythonPrinter
 from vtc import errors
 from vtc.index import Size
 from vtc.lowering.dvm.calls import ATTENTION
+from vtc.lowering.dvm.lifetimes import reached, shared_memory
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, TensorRef
 from vtc.program.dtypes import DType
 from vtc.runtime import products
 from vtc.runtime.attention import additive, attention
+from vtc.runtime.executable import read_symbol
 
 # Where an empty tensor is said to be; nothing is read or written there.
 NOWHERE = torch.empty(64, dtype=torch.uint8)
@@ -87,23 +89,12 @@ def stage_symbols(plan: Plan, step: ModuleStep) -> list[str]:
     return sorted(found)
 
 
-def _read(number: int, kind: str, d: int) -> str:
-    """The text that reads a size symbol from an input."""
-    read = {
-        "value": "",
-        "size": f".shape[{d}]",
-        "stride": f".stride({d})",
-        "offset": ".storage_offset()",
-    }
-    return f"a{number}{read[kind]}"
-
-
 def call_sizes(plan: Plan) -> Callable[..., tuple[Any, ...]]:
     """A function of a call's arguments that gives the values of all size symbols, and the arguments
     that are no tensors: calls that have these in common differ in what tensors hold alone."""
     tensors = {space.number for space in plan.spaces if space.kind == "input"}
     numbers = [f"a{i}" for i in range(plan.inputs) if i not in tensors]
-    read = [_read(number, *source) for _, number, source in plan.symbols]
+    read = [read_symbol(f"a{number}", *source) for _, number, source in plan.symbols]
     own = "".join(f"{text}, " for text in dict.fromkeys([*numbers, *read]))
     parameters = ", ".join(f"a{i}" for i in range(plan.inputs))
     found: Callable[..., tuple[Any, ...]] = eval(f"lambda {parameters}: ({own})")
@@ -131,7 +122,8 @@ class Writer:
             "torch": torch,
         }
         self.printer = PythonPrinter()
-        self.masks: dict[tuple[str, DType], tuple[int, str]] = {}
+        self.memory = shared_memory(s for s in plan.steps if isinstance(s, EagerStep))
+        self.masks: dict[tuple[str, DType], tuple[frozenset[int], str]] = {}
         # What an eager call gives may itself start inside its storage; what is allocated does not.
         self.views = {
             number
@@ -145,7 +137,7 @@ class Writer:
         for k, constant in enumerate(plan.constants):
             self.names[f"a{plan.inputs + k}"] = constant
         for name, number, source in plan.symbols:
-            self.lines.append(f"{name} = {_read(number, *source)}")
+            self.lines.append(f"{name} = {read_symbol(f'a{number}', *source)}")
             self.sized.add(name)
         self._bounds()
         for number in plan.unwritten:
@@ -194,8 +186,8 @@ class Writer:
         )
         self.lines.append(f"call(({pointers}), ())")
         self._updated(step)
-        written = _written(step)
-        self.masks = {m: known for m, known in self.masks.items() if known[0] not in written}
+        written = reached(_written(step), self.memory)
+        self.masks = {m: known for m, known in self.masks.items() if not written & known[0]}
 
     def _updated(self, step: ModuleStep) -> None:
         updated = "".join(f"{self._space(n)}, " for n in updates(self.plan, step))
@@ -255,7 +247,7 @@ class Writer:
         dtype = self.plan.spaces[query.space].dtype
         known = self.masks.get((text, dtype))
         if known is None:
-            known = mask.space, f"mask{len(self.lines)}"
+            known = reached([mask.space], self.memory), f"mask{len(self.lines)}"
             self.masks[text, dtype] = known
             self.names |= {"additive": additive, f"{known[1]}_dtype": dtype.torch_dtype}
             self.lines.append(f"{known[1]} = additive({text}, {known[1]}_dtype)")

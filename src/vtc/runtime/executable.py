@@ -10,7 +10,7 @@ import torch
 from torch.utils._sympy.printers import PythonPrinter
 
 from vtc.graph.program import InputView
-from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, Symbol, View
+from vtc.lowering.schedule import Buffer, Operand, Schedule, Step, View
 from vtc.runtime.outputs import Placed
 
 
@@ -88,7 +88,7 @@ class _Writer:
             self.lines.append(f"if {moved}:")
             self.lines.append("    outputs = placed(outputs)")
         symbols = [
-            f"{name} = {_value(symbol)}"
+            f"{name} = {read_symbol(f'input{symbol.input}', symbol.kind, symbol.dim)}"
             for name, symbol in self.schedule.symbols.items()
             if name in self.used
         ]
@@ -158,12 +158,12 @@ def _local(name: str) -> str:
     return f"t_{name}"
 
 
-def _value(symbol: Symbol) -> str:
-    """The text of a symbol's value at a call."""
+def read_symbol(argument: str, kind: str, dim: int) -> str:
+    """The text that reads a size symbol from an argument of a call; kinds as `Symbol`'s."""
     read = {
         "value": "",
-        "size": f".size({symbol.dim})",
-        "stride": f".stride({symbol.dim})",
+        "size": f".size({dim})",
+        "stride": f".stride({dim})",
         "offset": ".storage_offset()",
     }
-    return f"input{symbol.input}{read[symbol.kind]}"
+    return argument + read[kind]

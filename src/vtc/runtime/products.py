@@ -17,7 +17,7 @@ from torch import Tensor
 from vtc.vm.device import interpreter
 
 LEAST_FLOPS = 300e6
-"""From here on the copies, and two more launches, are worth it (one H200, benchmarks/README.md)."""
+"""From here on the copies, and two more launches, are worth it (docs/performance-log.md)."""
 MOST_BYTES_A_FLOP = 0.08  # of operands and result: they are copied at the memory's rate
 MOST_ELEMENTS = 1 << 30
 HALVES = (torch.float16, torch.bfloat16)

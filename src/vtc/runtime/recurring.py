@@ -9,12 +9,10 @@ memory: they are replayed one after another, whatever stream a call is on.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +23,7 @@ from vtc.graph.program import is_parameter
 from vtc.lowering.dvm.loops import Loop
 from vtc.lowering.dvm.plan import EagerStep, ModuleStep, Plan, ScalarRef, references
 from vtc.lowering.settings import Compiled
+from vtc.runtime.collection import without_collection
 from vtc.runtime.cuda_graph import Returned, capturable, launches_directly
 from vtc.runtime.dvm import Program, counters
 from vtc.runtime.dvm_text import call_sizes, updates
@@ -144,7 +143,7 @@ class Recurring:
             capture = _Capture(self, args)
         except (IndexError, KernelFailedError):
             raise  # found by a kernel before it
-        except Exception:
+        except Exception:  # what cannot be captured runs as before, whatever the reason
             logger.info("calls of sizes that recur are not captured", exc_info=True)
             self.closed = True
             return None
@@ -215,7 +214,8 @@ class DeviceRecorder:
     def record(self, run: Callable[..., Any], args: Sequence[Any]) -> tuple[Replay, Sequence[Any]]:
         before = torch.cuda.memory_reserved(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), torch.no_grad(), _without_collection():
+        # What a garbage collection frees may not be freed during a capture.
+        with torch.cuda.device(self.device), torch.no_grad(), without_collection():
             self.side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.side):
                 # Other threads may allocate and wait meanwhile.
@@ -227,18 +227,6 @@ class DeviceRecorder:
         self.taken += max(torch.cuda.memory_reserved(self.device) - before, 0)
         self.full = self.taken > self.most
         return graph.replay, outputs
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """No garbage collection: what it frees may not be freed during a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def recurring(program: Program, captured: Captured, wanted: bool) -> Compiled:

@@ -1,9 +1,7 @@
 """Operands of calls whose kernels read vectors of 16 bytes, wherever an operand begins.
 
-PyTorch chooses a kernel of attention by sizes and by some of the strides, and not by addresses: one
-whose rows lie elsewhere is read past alignment (pytorch/pytorch#183484). So a tensor that eager
-PyTorch hands over in memory of its own, which is aligned, is to be no view of other memory that
-begins anywhere:
+A tensor that eager PyTorch hands to one of them (`libraries.reads_vectors`) in memory of its own,
+which is aligned, is to be no view of other memory that begins anywhere:
 
     before: attention(q, k, view(t, offset 1))      for x = clone(t[1:])
     after:  attention(q, k, x)
@@ -16,17 +14,15 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from vtc.index import Size, sizes
+from vtc.kernels import libraries
 from vtc.lowering.dvm.nodes import Call, Node
 from vtc.lowering.dvm.plan import Space, TensorRef
-
-VECTOR = 16
-"""Bytes."""
-_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def reads_vectors(call: Call) -> bool:
     """Is it a call of such a kernel?"""
-    return call.target is _ATTENTION and call.result(None).device.type == "cuda"
+    result = call.result(None)
+    return isinstance(result, torch.Tensor) and libraries.reads_vectors(call.target, result.device)
 
 
 def as_aligned(
@@ -44,5 +40,5 @@ def as_aligned(
         given = next(f for n, f in fakes.items() if n.op == "input" and n.constant == space.number)
         same = given.untyped_storage()._cdata == fake.untyped_storage()._cdata
         return same and sizes.add(sizes.as_size(given.storage_offset()), start) == theirs
-    unit = VECTOR // fake.element_size()
+    unit = libraries.VECTOR // fake.element_size()
     return start == theirs or sizes.exact_div(start, unit) is not None

@@ -24,27 +24,29 @@ def accesses(kernel: TileKernel) -> Iterator[Access]:
         yield from operands(instr.constant)
 
 
-Memory = Mapping[int, int]
-"""For spaces that may lie in others, and those, one number each memory."""
+Memory = Mapping[int, frozenset[int]]
+"""For spaces that may lie in others: those spaces, and themselves."""
 
 
 def shared_memory(steps: Iterable[EagerStep]) -> Memory:
-    """The spaces that may be one memory: what an eager call returns may be a view of what it takes.
-    That an operator's result is one, its schema does not always tell."""
-    memory: dict[int, int] = {}
+    """What eager calls return may be a view of what they take. That an operator's result is one,
+    its schema does not always tell."""
+    memory: dict[int, frozenset[int]] = {}
     for step in steps:
-        taken = (r.space for r in references((step.args, step.kwargs)) if isinstance(r, TensorRef))
-        one = {*taken, *(space for _, space in step.results)}
-        joined = {memory.get(space, space) for space in one}
-        first = min(joined, default=0)
-        memory |= {space: first for space, own in memory.items() if own in joined}
-        memory |= dict.fromkeys(one, first)
+        taken = {r.space for r in references((step.args, step.kwargs)) if isinstance(r, TensorRef)}
+        under = reached(taken, memory)
+        memory |= {space: under | {space} for _, space in step.results}
     return memory
+
+
+def reached(spaces: Iterable[int], memory: Memory) -> frozenset[int]:
+    """All spaces that some may lie in."""
+    return frozenset().union(*(memory.get(n, {n}) for n in spaces))
 
 
 @dataclass(frozen=True)
 class _Effects:
-    """The spaces that a step touches, and those of them that it writes; the memories of both."""
+    """The spaces that a step touches, and those of them that it writes; what these may lie in."""
 
     touched: frozenset[int]
     written: frozenset[int]
@@ -105,5 +107,5 @@ def _effects(step: Step, memory: Memory) -> _Effects:
             continue
         touched |= {a.buffer for a in accesses(one)}
         written |= {i.access.buffer for i in one.body if i.op == "store" and i.access is not None}
-    reached, changed = ({memory.get(n, n) for n in own} for own in (touched, written))
-    return _Effects(*map(frozenset, (touched, written, reached, changed)))
+    own = frozenset(touched), frozenset(written)
+    return _Effects(*own, *(reached(spaces, memory) for spaces in own))
