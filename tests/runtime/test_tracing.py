@@ -124,7 +124,7 @@ def test_the_collector_is_as_it_was_after_a_trace(collecting: bool) -> None:
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     try:
         (gc.enable if collecting else gc.disable)()
-        with dvm_compile._without_collection():
+        with dvm_compile._collected_later():
             assert not gc.isenabled()
         assert gc.isenabled() is collecting
         assert gc.get_freeze_count() == frozen
@@ -138,7 +138,7 @@ def test_what_a_user_froze_stays_frozen() -> None:
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        with dvm_compile._without_collection():
+        with dvm_compile._collected_later():
             pass
         assert gc.get_freeze_count() >= frozen - 100  # some may have been freed
     finally:
