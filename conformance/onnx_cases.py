@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -327,11 +328,29 @@ def _compare(case: Case, got: Any, want: Any, exact: bool) -> None:
     if draws(case):
         return
     one, two = comparable(got), comparable(want)
+    if case.operator in ("Cast", "CastLike"):
+        known = has_defined_cast(as_value(case.inputs[0]), case)
+        one, two = one[known], two[known]
     if exact and not torch.equal(one, two):
         raise Mismatch("not the same elements")
     if not torch.allclose(one, two, rtol=case.rtol, atol=case.atol, equal_nan=True):
         worst = torch.max(torch.abs(one - two)).item()
         raise Mismatch(f"differs by {worst:.3g} (rtol {case.rtol:g}, atol {case.atol:g})")
+
+
+def has_defined_cast(source: Tensor, case: Case) -> Tensor:
+    """Where ONNX says what a cast gives: not where a float lies outside an integer's range.
+
+    There numpy's answer, which the tests expect, changes from one version of ml_dtypes to the next.
+    """
+    name = TensorProto.DataType.Name(case.model.graph.output[0].type.tensor_type.elem_type)
+    integer = re.fullmatch(r"(U?)INT(\d+)", name)
+    if integer is None or not source.is_floating_point():
+        return torch.ones(source.shape, dtype=torch.bool)
+    bits = int(integer[2]) - (not integer[1])  # without the sign
+    low = 0 if integer[1] else -(2**bits)
+    whole = source.double().trunc()
+    return (low <= whole) & (whole < 2**bits)
 
 
 def comparable(tensor: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
 
-from onnx_cases import MOVEMENT, RANDOM, cases, judge
+from onnx_cases import MOVEMENT, RANDOM, cases, has_defined_cast, judge
 
 # Differences of rounding: the tests' tolerances allow no other order of summation than numpy's.
 ROUNDED = {
@@ -83,6 +84,13 @@ def test_a_wrong_result_is_noticed(monkeypatch):
     wrong = type(case)(**{**vars(case), "inputs": case.inputs[::-1]})
     for engine in ("eager", "maps"):
         assert judge(wrong, engine).status == "failed"
+
+
+def test_a_cast_is_compared_where_onnx_defines_it():
+    case = next(c for c in cases() if c.name == "test_cast_FLOAT_to_INT4")
+    source = torch.tensor([-9.0, -8.9, -8.0, 7.9, 8.0, float("nan")])
+    assert has_defined_cast(source, case).tolist() == [False, True, True, True, False, False]
+    assert has_defined_cast(torch.arange(99), case).all()
 
 
 def test_random_operators_are_those_without_one_answer():
