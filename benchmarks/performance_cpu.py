@@ -37,9 +37,7 @@ LEFT = {
     "llama3": "Left: at four rows weights arrive more slowly than at one. Other distances and "
     "hints of prefetching, blocks of k, and more columns at a time changed nothing; in huge pages "
     "they came faster on one processor, but the weights are the caller's memory.",
-    "gemma2": "Left: as for Llama; a window's caches are shifted into a copy, and copied back. "
-    "While the rows that are not frozen were measured other work disturbed the machine, systems to "
-    "unlike degrees: their ratios are above what a quiet machine shows.",
+    "gemma2": "Left: as for Llama; a window's caches are shifted into a copy, and copied back.",
     "efficientvit": "Left: depthwise convolutions, whose results go through the caches to the 1x1 "
     "behind them, and the small kernels of linear attention; 1x1 convolutions run at nine tenths "
     "of what the processor can multiply.",
