@@ -5,7 +5,7 @@ from __future__ import annotations
 import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._sympy.functions import FloorDiv, Max
+from torch.utils._sympy.functions import FloorDiv, Max, Min
 
 from vtc.index import polynomial, sizes
 from vtc.index.sizes import Size
@@ -13,6 +13,12 @@ from vtc.index.sizes import Size
 X, Y, Z = sympy.symbols("x y z", integer=True, positive=True)
 W = sympy.Symbol("w", integer=True)
 GENERATORS = (X, Y, Z, W, sizes.FloorDiv(X + 3, sympy.Integer(2)), sizes.Mod(Y, X + 1))
+LARGER = Max(0, X - Y)
+BOUNDED = (
+    *(X, Y, W, LARGER, Max(W, 2), Max(-3, 2 - X), Min(X, Y), Min(W, X - 4)),
+    *(sizes.FloorDiv(X, sympy.Integer(2)), sizes.FloorDiv(LARGER, sympy.Integer(3))),
+    *(sizes.FloorDiv(W, sympy.Integer(4)), sizes.FloorDiv(X, Y), sizes.Mod(W, sympy.Integer(3))),
+)
 
 
 @st.composite
@@ -56,8 +62,12 @@ def test_what_divides_is_what_sympy_cancels_to_integers(a: sympy.Expr, b: sympy.
     assert sizes.exact_div(size(a), size(b)) == (size(ratio) if whole else None)
 
 
-@given(polynomials(), st.lists(st.integers(1, 9), min_size=3, max_size=3), st.integers(-9, 9))
-@settings(max_examples=500, deadline=None)
+@given(
+    st.one_of(polynomials(), polynomials(BOUNDED)),
+    st.lists(st.integers(1, 9), min_size=3, max_size=3),
+    st.integers(-9, 9),
+)
+@settings(max_examples=1000, deadline=None)
 def test_what_is_never_negative_is_not(a: sympy.Expr, positive: list[int], other: int) -> None:
     if sizes.nonnegative(size(a)):
         values = dict(zip((X, Y, Z), positive, strict=True)) | {W: other}
@@ -72,13 +82,24 @@ def test_positive_symbols_are_at_least_one() -> None:
     assert sizes.lt(0, X * Y)
 
 
+def test_bounds_of_quotients_and_extremes_are_known() -> None:
+    padding = Max(0, X - Y)
+    assert sizes.nonnegative(padding - sizes.FloorDiv(padding, sympy.Integer(2)))
+    assert sizes.nonnegative(Y * padding - Y * sizes.FloorDiv(padding, sympy.Integer(2)))
+    assert sizes.le(Min(X, Y), X)
+    assert sizes.le(W, Max(W, Y))
+    assert not sizes.le(X, Min(X, Y))
+    assert not sizes.nonnegative(Min(X - 5, Y))
+    assert not sizes.nonnegative(Max(-7, 5 - X))
+
+
 def test_what_is_no_polynomial_is_left_to_sympy() -> None:
-    assert polynomial.terms_of(Max(X, Y) + 1) is None
+    assert polynomial.terms_of(sympy.Abs(W) + 1) is None
     assert polynomial.terms_of(X / 2) is None
     assert polynomial.terms_of(X * (Y + 1)) is None
     assert polynomial.terms_of(2**X) is None
     assert sizes.mul(Max(X, Y), 2) == 2 * Max(X, Y)
-    assert sizes.exact_div(2 * X * Max(X, Y), X) is None
+    assert sizes.exact_div(2 * X * Max(X, Y), X) == 2 * Max(X, Y)
 
 
 def test_expressions_in_quotients_are_expanded_too() -> None:

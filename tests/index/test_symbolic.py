@@ -1,5 +1,6 @@
 """Maps of symbolic shape, put to numbers, equal the maps of those numbers."""
 
+import itertools
 import math
 
 import pytest
@@ -180,8 +181,15 @@ def test_a_size_of_several_terms_divides_its_multiples(size: Expr) -> None:
     assert found == affine.coordinate(1)
 
 
+PARTS = {
+    functions.TruncToInt: math.trunc,
+    functions.FloorToInt: math.floor,
+    functions.CeilToInt: math.ceil,
+}
+
+
 @pytest.mark.parametrize("factor", [0.25, 0.5, 1.5, 2.0, 2.75, 0.1, 0.29])
-@pytest.mark.parametrize("part", [functions.TruncToInt, functions.FloorToInt])
+@pytest.mark.parametrize("part", PARTS)
 def test_integer_parts_of_float_multiples_are_divisions_where_they_are_exact(
     factor: float, part: type[Expr]
 ) -> None:
@@ -189,8 +197,20 @@ def test_integer_parts_of_float_multiples_are_divisions_where_they_are_exact(
     found = sizes.as_size(given)
     assert found.has(part) == (factor in (0.1, 0.29))
     less = sizes.as_size(part(Float(factor) * functions.ToFloat(s0 - 5)))
-    exact = math.trunc if part is functions.TruncToInt else math.floor
+    exact = PARTS[part]
     assert all(less.subs(s0, n) == exact(factor * (n - 5)) for n in range(1, 20))
     for n in (*range(1, 200), 2**31 - 1):
-        value = found.subs(s0, n)
-        assert value == int(factor * n) + 1
+        assert found.subs(s0, n) == exact(factor * n) + 1
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(("over", "under"), [(s0, s1), (s0 - 9, s1 + 2), (s0 + 2, s1 - 9)])
+def test_integer_parts_of_quotients_are_divisions(
+    part: type[Expr], over: Expr, under: Expr
+) -> None:
+    found = sizes.as_size(part(functions.IntTrueDiv(over, under)))
+    assert not found.has(part)
+    for a, b in itertools.product((1, 5, 9, 10, 21, 2**31 - 1), (1, 2, 7, 2**31 - 3)):
+        values = {s0: a, s1: b}
+        want = PARTS[part](int(over.subs(values)) / int(under.subs(values)))
+        assert found.subs(values) == want

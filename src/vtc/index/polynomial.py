@@ -1,8 +1,8 @@
 """Sizes as polynomials with integer coefficients.
 
 Almost every symbolic size is one, and sums, products and exact quotients of them take microseconds
-here where sympy's general algorithms take milliseconds. A generator is a symbol, or a quotient or
-remainder that is taken as a symbol of its own.
+here where sympy's general algorithms take milliseconds. A generator is a symbol, or a quotient,
+remainder, maximum or minimum that is taken as a symbol of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Expr: TypeAlias = sympy.Expr
 Exponents: TypeAlias = tuple[int, ...]
 # generator -> exponent, in any order, for each term; and the term's coefficient
 Terms: TypeAlias = tuple[tuple[tuple[tuple[Expr, int], ...], int], ...]
-_GENERATORS = (sympy.Symbol, torch_functions.FloorDiv, torch_functions.PythonMod)
+_MAX, _MIN = (torch_functions.Max, sympy.Max), (torch_functions.Min, sympy.Min)
+_GENERATORS = (sympy.Symbol, torch_functions.FloorDiv, torch_functions.PythonMod, *_MAX, *_MIN)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -123,9 +124,9 @@ def never_negative(terms: Terms) -> bool:
     """Is it proved that the value is at least 0, every symbol being what it is assumed to be?
 
     With each positive generator g written as 1 + t, t >= 0, a polynomial without a negative
-    coefficient is nonnegative.
+    coefficient is nonnegative. So is one of which a lower bound is.
     """
-    if all(c >= 0 and all(g.is_nonnegative for g, _ in powers) for powers, c in terms):
+    if _has_no_negative(terms):
         return True
     shifted: dict[frozenset[tuple[Expr, int]], int] = {}
     for powers, coefficient in terms:
@@ -139,6 +140,55 @@ def never_negative(terms: Terms) -> bool:
             key = frozenset((g, k) for g, k, _ in chosen if k)
             ways = math.prod(count for _, _, count in chosen)
             shifted[key] = shifted.get(key, 0) + coefficient * ways
-    return all(
-        c >= 0 and all(g.is_nonnegative for g, _ in powers) for powers, c in shifted.items() if c
-    )
+    if _has_no_negative((tuple(powers), c) for powers, c in shifted.items() if c):
+        return True
+    return any(map(is_nonnegative, _lower_bounds(terms)))
+
+
+def _has_no_negative(terms: Iterable[tuple[Iterable[tuple[Expr, int]], int]]) -> bool:
+    return all(c >= 0 and all(is_nonnegative(g) for g, _ in powers) for powers, c in terms)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def is_nonnegative(e: Expr) -> bool:
+    """Is it proved that an expanded expression is at least 0?"""
+    if isinstance(e, _MAX):
+        return any(map(is_nonnegative, e.args))
+    if isinstance(e, (*_MIN, torch_functions.FloorDiv)):
+        return all(map(is_nonnegative, e.args))
+    if isinstance(e, torch_functions.PythonMod):
+        return is_nonnegative(e.args[1])
+    if isinstance(e, sympy.Symbol | sympy.Integer):
+        return bool(e.is_nonnegative)
+    terms = terms_of(e if is_expanded(e) else sympy.expand(e))
+    return bool(e.is_nonnegative) if terms is None else never_negative(terms)
+
+
+def _lower_bounds(terms: Terms) -> list[Expr]:
+    """Polynomials that are at most a positive multiple of the value, in which other expressions
+    stand for one generator: of a negative term, else of a positive one; empty for want of one."""
+    for term in sorted(terms, key=lambda term: term[1] >= 0):
+        powers, coefficient = term
+        for g, exponent in powers:
+            times, bounds = _bounds(g, coefficient)
+            others = tuple(power for power in powers if power[0] is not g)
+            if exponent == 1 and bounds and all(is_nonnegative(o) for o, _ in others):
+                rest = _written((own, times * c) for own, c in terms if own is not powers)
+                factor = _written([(others, coefficient)])
+                return [sympy.expand(rest + factor * bound) for bound in bounds]
+    return []
+
+
+def _bounds(g: Expr, coefficient: int) -> tuple[int, tuple[Expr, ...]]:
+    """A positive number and expressions: coefficient * g * number is at least coefficient times
+    each of them."""
+    if isinstance(g, _MAX if coefficient > 0 else _MIN):
+        return 1, g.args
+    if coefficient > 0 or not isinstance(g, torch_functions.FloorDiv):
+        return 1, ()
+    over, under = g.args
+    return (int(under), (over,)) if isinstance(under, sympy.Integer) and under > 0 else (1, ())
+
+
+def _written(terms: Iterable[tuple[Iterable[tuple[Expr, int]], int]]) -> Expr:
+    return sympy.Add(*(sympy.Mul(c, *(g**e for g, e in powers)) for powers, c in terms))

@@ -60,12 +60,17 @@ class Mod(torch_functions.PythonMod):
         return f"({left} % {right})"
 
 
-_INTEGER_PARTS = (torch_functions.TruncToInt, torch_functions.FloorToInt)
+_INTEGER_PARTS = (
+    torch_functions.TruncToInt, torch_functions.FloorToInt, torch_functions.CeilToInt,
+)  # fmt: skip
 SIZE_BITS = 31
-"""A size that a float multiplies has fewer bits."""
+"""A size of which a real number is computed has fewer bits."""
 
 # What polynomial arithmetic takes as a symbol of its own.
-_OPAQUE = (torch_functions.FloorDiv, torch_functions.PythonMod)
+_OPAQUE = (
+    torch_functions.FloorDiv, torch_functions.PythonMod,
+    torch_functions.Max, torch_functions.Min, sympy.Max, sympy.Min,
+)  # fmt: skip
 
 
 class NotRepresentable(ValueError):  # noqa: N818 - a fact about the answer, not a failure
@@ -95,8 +100,9 @@ def _expand(value: Expr) -> Size:
 
 
 def _of_integers(value: Expr) -> Expr:
-    """The expression with integer parts of float multiples as divisions, where they are exact.
+    """The expression with integer parts of real numbers as divisions, where they are exact.
 
+    CeilToInt(IntTrueDiv(s, 2))     ->  -((-s)//2)
     TruncToInt(1.5*ToFloat(s))      ->  (3*s)//2
     TruncToInt(1.5*ToFloat(s - 4))  ->  Max(0, (3*s - 12)//2) - Max(0, (12 - 3*s)//2)
     """
@@ -106,21 +112,35 @@ def _of_integers(value: Expr) -> Expr:
 
 
 def _divided(part: Expr) -> Expr:
-    """An integer part as a division; as it is where the product is not exact in a double."""
-    factors = sympy.Mul.make_args(part.args[0])
+    """An integer part as a division; as it is where its argument is no fraction of sizes."""
+    fraction = _fraction(part.args[0])
+    if fraction is None:
+        return part
+    over, under = fraction
+    down = FloorDiv(over, under)
+    if isinstance(part, torch_functions.FloorToInt):
+        return down
+    back = FloorDiv(-over, under)
+    if isinstance(part, torch_functions.CeilToInt):
+        return -back
+    if nonnegative(over) and nonnegative(under):
+        return down
+    return torch_functions.Max(down, 0) - torch_functions.Max(back, 0)
+
+
+def _fraction(number: Expr) -> tuple[Expr, Expr] | None:
+    """Numerator and denominator that give the integer parts of `number`, a double; None where there
+    are none. A quotient of sizes that is no integer is further from one than it can be rounded."""
+    if isinstance(number, torch_functions.IntTrueDiv):
+        return number.args
+    factors = sympy.Mul.make_args(number)
     numbers = [f for f in factors if isinstance(f, sympy.Float)]
     floats = [f for f in factors if isinstance(f, torch_functions.ToFloat)]
     if len(floats) != 1 or len(numbers) + 1 != len(factors) or len(numbers) > 1:
-        return part
+        return None
     (size,) = floats[0].args
     over, under = float(numbers[0] if numbers else 1).as_integer_ratio()
-    if not 0 <= over < 1 << 53 - SIZE_BITS:
-        return part
-    whole = FloorDiv(over * size, sympy.Integer(under))
-    if isinstance(part, torch_functions.FloorToInt) or nonnegative(size):
-        return whole
-    back = FloorDiv(-over * size, sympy.Integer(under))
-    return torch_functions.Max(whole, 0) - torch_functions.Max(back, 0)
+    return (over * size, sympy.Integer(under)) if 0 <= over < 1 << 53 - SIZE_BITS else None
 
 
 def _key(value: Any) -> Size:
@@ -184,24 +204,8 @@ def nonnegative(a: Size) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _nonnegative(a: Expr) -> bool:
-    terms = polynomial.terms_of(a)
-    if terms is not None and polynomial.never_negative(terms):
-        return True
-    if a.is_nonnegative is not None:
-        return bool(a.is_nonnegative)
-    # With every positive symbol s written as 1 + t, t >= 0, a polynomial without a negative
-    # coefficient is nonnegative.
-    opaque = a.atoms(*_OPAQUE)
-    hidden = {f: sympy.Dummy(integer=True, nonnegative=bool(f.is_nonnegative)) for f in opaque}
-    a = a.xreplace(hidden)
-    shift = {
-        s: 1 + sympy.Dummy(integer=True, nonnegative=True) for s in a.free_symbols if s.is_positive
-    }
-    for term in sympy.Add.make_args(sympy.expand(a.xreplace(shift))):
-        coefficient, rest = term.as_coeff_Mul()
-        if coefficient < 0 or not all(s.is_nonnegative for s in rest.free_symbols):
-            return False
-    return True
+    # sympy knows some more of what is no polynomial.
+    return polynomial.is_nonnegative(a) or bool(a.is_nonnegative)
 
 
 def le(a: Size, b: Size) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from arguments import fresh
+from vtc.errors import FallbackWarning
 from vtc.lowering.dvm import Plan
 from vtc.lowering.settings import Settings
 from vtc.program.evaluate import evaluate
@@ -101,6 +103,21 @@ def check(
     alike, and leaves these operators to eager PyTorch."""
     torch._dynamo.reset()
     compiled = Compiled(fn, dynamic)
+    with warnings.catch_warnings():
+        if not eager:
+            warnings.simplefilter("error", FallbackWarning)
+        _check_calls(compiled, fn, calls, tolerance)
+    assert len(compiled.plans) == captures, compiled.text
+    assert compiled.eager == set(eager), compiled.text
+    return compiled
+
+
+def _check_calls(
+    compiled: Compiled,
+    fn: Callable[..., Any],
+    calls: Sequence[Sequence[Any]],
+    tolerance: float | None,
+) -> None:
     for args in calls:
         ours, theirs = fresh(args), fresh(args)
         for one, given in zip(ours, args, strict=True):
@@ -110,9 +127,6 @@ def check(
             want = fn(*theirs)
         assert_close(compiled(*ours), want, tolerance)
         assert_close(ours, theirs, tolerance)
-    assert len(compiled.plans) == captures, compiled.text
-    assert compiled.eager == set(eager), compiled.text
-    return compiled
 
 
 def assert_close(got: Any, want: Any, tolerance: float | None = None) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
+from torch.nn.functional import conv2d, pad
 
 from lowering.dvm.evaluated import Compiled
+from vtc.errors import FallbackWarning
 from vtc.lowering.dvm.plan import ModuleStep
 
 
@@ -105,6 +106,85 @@ def test_shuffles_between_convolutions_move_nothing(units: int) -> None:
 def test_a_concat_of_what_was_split_moves_nothing() -> None:
     compiled = check(Bottlenecks(16), *images(16, (2, 6, 7), (3, 4, 9)))
     assert all(plan.copies == 0 for plan in compiled.plans), compiled.text
+
+
+class Padded(nn.Module):
+    """A convolution of what was padded before, by as much as its stride needs where not given."""
+
+    def __init__(self, taps: Any, stride: int, groups: int, pads: Any = None, own: int = 0) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(8, 8, taps, stride, own, groups=groups)
+        self.taps, self.stride, self.pads = taps, stride, pads
+
+    def forward(self, x: Tensor) -> Tensor:
+        pads = self.pads
+        if pads is None:
+            missing = [
+                max((-(-size // self.stride) - 1) * self.stride + self.taps - size, 0)
+                for size in (x.shape[3], x.shape[2])
+            ]
+            pads = [p for m in missing for p in (m // 2, m - m // 2)]
+        return self.inner(pad(x.relu(), pads)).relu()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Padded(3, 2, 1, (0, 1, 0, 1)),
+        Padded(3, 1, 8, (1, 2, 0, 3)),
+        Padded(3, 1, 1, (1, 1, 0, 2), own=1),
+        Padded((3, 1), 1, 1, (0, 0, 1, 1)),
+        Padded(3, 2, 1),
+        Padded(5, 1, 8),
+    ],
+    ids=str,
+)
+def test_zeros_around_an_image_are_padding_of_its_convolution(model: Padded) -> None:
+    compiled = check(model, *images(8, (2, 9, 12), (3, 13, 10), (1, 15, 8)))
+    assert kernels(compiled) == 2, compiled.text
+
+
+@pytest.mark.parametrize(
+    ("taps", "pads"), [((3, 1), (0, 1, 1, 1)), (1, (0, 1, 1, 0)), (3, (-1, 2, 0, 1))]
+)
+def test_what_its_windows_do_not_reach_is_padded_before(taps: Any, pads: Any) -> None:
+    check(Padded(taps, 1, 1, pads), *images(8, (2, 9, 12), (3, 13, 10), (1, 15, 8)))
+
+
+def test_other_numbers_around_an_image_are_none() -> None:
+    class Ones(Padded):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(pad(x.relu(), self.pads, value=1.0))
+
+    compiled = check(Ones(3, 1, 1, (1, 1, 1, 1)), *images(8, (2, 9, 12), (3, 13, 10)))
+    assert kernels(compiled) > 2, compiled.text
+
+
+@pytest.mark.parametrize(
+    ("upward", "shapes"),
+    [
+        (nn.ConvTranspose2d(8, 6, 2, 2), ((2, 8, 5, 7), (3, 8, 4, 9))),
+        (nn.ConvTranspose2d(8, 6, (3, 2), (3, 2), bias=False), ((8, 5, 7), (8, 6, 2))),
+        (nn.ConvTranspose1d(8, 1, 4, 4), ((2, 8, 9), (3, 8, 5))),
+        (nn.ConvTranspose3d(4, 3, 2, 2), ((2, 4, 3, 6, 5), (3, 4, 2, 7, 6))),
+    ],
+    ids=str,
+)
+def test_blocks_of_a_transposed_convolution_are_channels_of_another(
+    upward: nn.Module, shapes: Any
+) -> None:
+    model = nn.Sequential(nn.ReLU(), upward, nn.Sigmoid())
+    compiled = check(model, *map(torch.randn, shapes))
+    assert kernels(compiled) == 3, compiled.text
+
+
+def test_a_transposed_convolution_whose_blocks_overlap_runs_as_eager_pytorch() -> None:
+    model, x = nn.ConvTranspose2d(8, 6, 3, 2), torch.randn(2, 8, 5, 7)
+    compiled = Compiled(model)
+    with pytest.warns(FallbackWarning, match="conv_transpose2d"):
+        got = compiled(x)
+    torch.testing.assert_close(got, model(x))
+    assert compiled.eager == {"aten.conv_transpose2d.input"}
 
 
 def test_the_epilogue_is_part_of_the_convolution() -> None:

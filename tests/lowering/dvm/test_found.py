@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -378,3 +379,12 @@ def test_a_mask_for_one_head_is_broadcast_to_more_in_a_later_call() -> None:
     first = r(3, 1, 10, 6), r(3, 1, 4, 6), r(3, 1, 10, 4)
     second = r(3, 2, 5, 6), r(3, 2, 3, 6), r(3, 1, 5, 3)
     check(f, first, second, captures=2)
+
+
+def test_sizes_may_be_rounded_quotients() -> None:
+    def patches(x: Tensor) -> Tensor:
+        rows = math.ceil(x.shape[-1] / 4)
+        wide = F.pad(x, (0, rows * 4 - x.shape[-1]))
+        return wide.reshape(-1, rows, 4)[:, : math.floor(rows / 2) + 1].exp().transpose(1, 2)
+
+    check(patches, (r(3, 18),), (r(3, 23),), (r(3, 33),))

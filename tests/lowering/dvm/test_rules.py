@@ -273,8 +273,22 @@ POOLS: dict[str, Case] = {
         lambda x: (F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 1, 1)),
         lambda m, n: (r(1, m, 8, 10),),
     ),
+    "avg_pool2d of windows that reach out": (
+        lambda x: (
+            F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+            F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+            F.avg_pool2d(x, (2, 3), 2, (1, 0), ceil_mode=True, count_include_pad=False),
+            F.avg_pool2d(x, 3, 2, 1, True, False, divisor_override=5),
+        ),
+        lambda m, n: (r(1, m, 8, 10),),
+    ),
     "pools of other ranks": (
-        lambda x: (F.max_pool1d(x, 3, 2, 1), F.avg_pool1d(x, 2), F.adaptive_avg_pool1d(x, 1)),
+        lambda x: (
+            F.max_pool1d(x, 3, 2, 1),
+            F.avg_pool1d(x, 2),
+            F.avg_pool1d(x, 3, 2, 1, True, False),
+            F.adaptive_avg_pool1d(x, 1),
+        ),
         lambda m, n: (r(2, m, 12),),
     ),
     "adaptive": (lambda x: F.adaptive_avg_pool2d(x, 1), lambda m, n: (r(2, m, n, 5),)),

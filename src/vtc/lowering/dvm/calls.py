@@ -27,6 +27,7 @@ LIBRARY = {
     aten.addmv.default, aten.einsum.default, ATTENTION, aten.cumsum.default, aten.cumprod.default,
     aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
     aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding,
+    aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input,
 }  # fmt: skip
 
 

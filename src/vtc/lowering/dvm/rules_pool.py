@@ -15,6 +15,7 @@ from vtc.graph.rules import coordinates
 from vtc.index import Fill, IndexMap, Piece, Size, sizes
 from vtc.lowering.dvm.nodes import Node, Unsupported
 from vtc.lowering.dvm.rules import Lowering, Rule, rule, static
+from vtc.program.dtypes import DType
 
 aten = torch.ops.aten
 
@@ -132,13 +133,39 @@ def _avg_pool(
 ) -> Node:
     rank = len(x.shape) - 2
     sides, pad = _many(kernel, rank), _many(padding, rank)
-    if ceil_mode or (any(pad) and not count_include_pad):
-        raise Unsupported("windows of different sizes")
+    steps = _many(stride, rank, sides)
     wide = own.graph.cast(x, x.dtype.compute)
-    parts = _windows(own, wide, sides, _many(stride, rank, sides), pad, [1] * rank, 0.0)
+    parts = _windows(own, wide, sides, steps, pad, [1] * rank, 0.0)
     whole = functools.reduce(lambda a, b: own.op("add", a, b), parts)
-    places = divisor if divisor is not None else functools.reduce(lambda a, b: a * b, sides)
-    return own.tagged(own.op("div", whole, own.number(static(places), whole)))
+    if divisor is None and (ceil_mode or (any(pad) and not count_include_pad)):
+        lengths = [
+            _length(own, x, d, side, step, margin, margin if count_include_pad else 0)
+            for d, side, step, margin in zip(range(2, rank + 2), sides, steps, pad, strict=True)
+        ]
+        places = own.graph.cast(
+            functools.reduce(lambda a, b: own.op("mul", a, b), lengths), wide.dtype
+        )
+    else:
+        number = divisor if divisor is not None else functools.reduce(lambda a, b: a * b, sides)
+        places = own.number(static(number), whole)
+    return own.tagged(own.op("div", whole, places))
+
+
+def _length(
+    own: Lowering, x: Node, dim: int, side: int, stride: int, pad: int, margin: int
+) -> Node:
+    """How many places of each output's window lie within `margin` of x, along a dimension."""
+    graph = own.graph
+
+    def number(value: Size) -> Node:
+        return graph.const(value, DType.I64)
+
+    start = graph.iota(own.shape, dim)
+    start = own.op("sub", own.op("mul", start, number(stride)), number(pad))
+    end = own.op(
+        "minimum", own.op("add", start, number(side)), number(sizes.add(x.shape[dim], margin))
+    )
+    return own.op("sub", end, own.op("maximum", start, number(-margin)))
 
 
 def _adaptive_avg_pool(own: Lowering, x: Node, size: Any) -> Node:
