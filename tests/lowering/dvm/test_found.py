@@ -378,3 +378,23 @@ def test_a_mask_for_one_head_is_broadcast_to_more_in_a_later_call() -> None:
     first = r(3, 1, 10, 6), r(3, 1, 4, 6), r(3, 1, 10, 4)
     second = r(3, 2, 5, 6), r(3, 2, 3, 6), r(3, 1, 5, 3)
     check(f, first, second, captures=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_comparisons_round_numbers_and_scalars_to_the_common_dtype(dtype: torch.dtype) -> None:
+    def f(x: Tensor, tenth: Tensor, third: Tensor) -> tuple[Tensor, ...]:
+        pairs = (x, 0.1), (x, tenth), (tenth, x), (x, third), (third, x), (x, 1 / 3)
+        operators = (torch.eq, torch.lt, torch.ge)
+        return tuple(o(*(torch.as_tensor(a) for a in p)) for o in operators for p in pairs)
+
+    x = torch.tensor([0.1, 0.2, 1 / 3, 0.25, -0.1]).to(dtype)
+    check(f, (x, torch.tensor(0.1), torch.tensor(1 / 3, dtype=torch.float64)), dynamic=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_that_fill_a_tensor_are_of_its_dtype(dtype: torch.dtype) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        wide = torch.full_like(x, 0.1).double()
+        return wide, F.pad(x, (1, 1), value=0.1).double(), x.masked_fill(x > 0, 0.3).double() == 0.3
+
+    check(f, (torch.randn(3, 4).to(dtype),))
