@@ -282,18 +282,19 @@ def _only_reads(*args: Any, **kwargs: Any) -> bool:
 def may_update(graph_module: fx.GraphModule) -> bool:
     """Does a graph of Dynamo's look as if it updates a tensor? By the names of what it calls: the
     trace finds out for sure, and a wrong guess costs time only."""
-    for node in graph_module.graph.nodes:
-        if node.op == "call_module":
-            return True
-        if node.op not in ("call_function", "call_method"):
-            continue
-        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-        plain = name.endswith("__") or name in _LOGICAL or not name.endswith("_")
-        if (not plain or name in _UPDATING) and not _of_inference(node):
-            return True
-        if node.kwargs.get("out") is not None or node.kwargs.get("inplace"):
-            return True
-    return False
+    nodes = graph_module.graph.nodes
+    return any(node.op == "call_module" or updates(node) for node in nodes)
+
+
+def updates(node: fx.Node) -> bool:
+    """Does a call of Dynamo's look as if it updates its first argument, or `out`, by its name?"""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    plain = name.endswith("__") or name in _LOGICAL or not name.endswith("_")
+    if (not plain or name in _UPDATING) and not _of_inference(node):
+        return True
+    return node.kwargs.get("out") is not None or bool(node.kwargs.get("inplace"))
 
 
 def _of_inference(node: fx.Node) -> bool:
