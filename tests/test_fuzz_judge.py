@@ -10,9 +10,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 sys.path.append(str(Path(__file__).parents[1] / "conformance" / "fuzz"))
 
@@ -130,6 +132,9 @@ def test_a_wrong_shape_of_pytorchs_own_is_told_apart() -> None:
         assert judge.misshapen
     with patch.object(Judge, "_shapes", side_effect=RuntimeError("too few dimensions")):
         assert judge.misshapen
+    unknown = GuardOnDataDependentSymNode(sympy.Symbol("u0") >= 0, "an index is not known")
+    with patch.object(Judge, "_shapes", side_effect=unknown):
+        assert not judge.misshapen
 
 
 def test_products_of_bfloat16_may_take_denormal_numbers_for_zeros() -> None:
