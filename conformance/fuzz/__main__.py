@@ -6,7 +6,7 @@
     python conformance/fuzz --seeds 50 --engine inductor   TorchInductor, through Dynamo
     python conformance/fuzz --seeds 2000 --engine inductor --device cuda --jobs 16
     python conformance/fuzz --seed 1234 --engine dvm       one case: its code, and what is wrong
-    python conformance/fuzz --engine dvm --again --json F  the seeds of a record that went wrong
+    python conformance/fuzz --engine dvm --again --json F  what ever went wrong in a record
     python conformance/fuzz --merge other.json --json F    records of other machines, and sums
 
 A case that goes wrong is printed as a program of a few lines. Exit code 1 if there is one. --json
@@ -47,7 +47,7 @@ def main(
     shrinks: Annotated[int, typer.Option(help="How many findings to make small.")] = 5,
     seconds: Annotated[float, typer.Option(help="Begin no seeds after this long.")] = math.inf,
     again: Annotated[
-        bool, typer.Option("--again", help="Run what went wrong in the record once more.")
+        bool, typer.Option("--again", help="Run what ever went wrong in the record once more.")
     ] = False,
     merge: Annotated[
         list[Path] | None, typer.Option(help="Add the records of this file; may be repeated.")

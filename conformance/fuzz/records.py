@@ -56,14 +56,14 @@ class Record:
         return record
 
     def again(self, jobs: int) -> None:
-        """Run the seeds that went wrong once more, with the compiler as it is now."""
-        before = {f.seed: f for f in self.outcome.findings}
+        """Run the seeds that ever went wrong once more, with the compiler as it is now."""
+        before = {f.seed: f for f in (*self.outcome.findings, *self.fixed)}
         self.outcome.findings = []
         for outcome in run_all(self.task, sorted(before), jobs):
             self.outcome.findings += outcome.findings
             self.outcome.seconds += outcome.seconds
         wrong = {f.seed for f in self.outcome.findings}
-        self.fixed += [f for seed, f in before.items() if seed not in wrong]
+        self.fixed = [f for seed, f in sorted(before.items()) if seed not in wrong]
 
     def write(self, path: Path | None) -> None:
         if path is None:

@@ -166,7 +166,20 @@ def _diagonal_scatter(x: Tensor) -> Tensor:
     return torch.diagonal_scatter(x, x.diagonal() + 1)
 
 
+def _expand_behind_a_new_unit(x: Tensor) -> Tensor:
+    return x.expand(1, 2, *x.shape)
+
+
+def _expand_before_new_units(x: Tensor) -> Tensor:
+    return x.expand(2, 1, 1, *x.shape)
+
+
+def _expand_a_unit(x: Tensor) -> Tensor:
+    return x[:, :1].expand(1, *x.shape)
+
+
 MOVING = [
+    _expand_behind_a_new_unit, _expand_before_new_units, _expand_a_unit,
     _roll, _roll_channels, _roll_nothing, _roll_twice, _roll_all, _slice_scatter,
     _select_scatter, _diagonal_scatter,
 ]  # fmt: skip
@@ -186,6 +199,36 @@ def test_strides_of_what_moves_values_are_those_of_eager_pytorch(
         found = _captured(all_of, tuple(inputs))
         for x, theirs, ours in zip(inputs, all_of(*inputs), found, strict=True):
             assert _strides(ours) == _strides(theirs), (shape, x.stride())
+
+
+@pytest.mark.parametrize("function", [F.logsigmoid, lambda x: F.max_pool1d(x, 2)])
+@torch.no_grad()
+def test_outputs_that_are_made_of_other_operators_have_the_strides_of_eager_pytorch(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    def all_of(*args: Tensor) -> list[Tensor]:
+        return [function(x) for x in args]
+
+    inputs = list(_layouts((2, 6, 5)))
+    found = _captured(all_of, tuple(inputs))
+    for x, theirs, ours in zip(inputs, all_of(*inputs), found, strict=True):
+        assert _strides(ours) == _strides(theirs), x.stride()
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3, (-1, 0), (-2, -1)])
+@pytest.mark.parametrize("keepdim", [True, False])
+@torch.no_grad()
+def test_norms_over_dimensions_of_one_element_have_the_shape_of_eager_pytorch(
+    dim: int | tuple[int, ...], keepdim: bool
+) -> None:
+    def norms(x: Tensor) -> list[Tensor]:
+        made = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim)
+        return [made, x.norm(dim=dim, keepdim=keepdim), made * 2]
+
+    for shape in [(3, 1, 1), (1, 4, 1), (1, 1, 1), (2, 3, 1)]:
+        x = torch.randn(shape)
+        for theirs, ours in zip(norms(x), _captured(norms, (x,)), strict=True):
+            assert (ours.shape, ours.stride()) == (theirs.shape, theirs.stride())
 
 
 @pytest.mark.parametrize("engine", ["dvm", "auto"])

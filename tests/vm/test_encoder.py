@@ -2,9 +2,10 @@
 
 import pytest
 import sympy
+import torch
 
 from program.building import Kernel, buffer, module
-from vm.running import encoded
+from vm.running import encoded, native
 from vtc.program.dtypes import DType
 from vtc.program.module import Branch
 from vtc.program.tile import Term
@@ -190,6 +191,22 @@ def test_an_address_outside_of_its_buffer_is_refused(offset: int, size: int):
     encoded(made, 4) if offset == 0 else None
     with pytest.raises(NotImplementedError, match="outside of its buffer"):
         encoded(made, size)
+
+
+def test_what_is_folded_over_nothing_is_read_inside_of_its_buffer():
+    """What does not move along the dimension is read once, however many points it has."""
+
+    def fold(stride, extent):
+        kernel = Kernel("fold", (A, B), (1,))
+        kernel.store(1, kernel.reduce("sum", kernel.load(0, stride, 0)), 1, 0)
+        buffers = [buffer("x", DType.F32, extent), buffer("y", DType.F32, A)]
+        return module(kernel, buffers=buffers, symbols=("a", "b"))
+
+    assert native(fold(0, B), [torch.ones(2)], 3, 2)[0].tolist() == [2, 2, 2]
+    with pytest.raises(NotImplementedError, match="outside of its buffer"):
+        encoded(fold(0, B), 3, 0)
+    for rows in (1, 3, 40):
+        assert not native(fold(1, A), [torch.ones(rows)], rows, 0)[0].any()
 
 
 def test_terms_name_the_registers_of_their_values():

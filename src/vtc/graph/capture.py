@@ -215,11 +215,9 @@ def _run(graph_module: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Sequence[A
             return given, fx.map_arg(list(node.args[0]), lambda n: n.meta["example_value"])
     # In C++ some operators that are made of others read sizes that are to be numbers.
     sized = any(isinstance(n, torch.SymInt) for f in fakes for n in _numbers(f))
-    with (
-        enable_python_dispatcher() if sized else contextlib.nullcontext(),
-        Laid() if wrong else contextlib.nullcontext(),
-    ):
-        return fakes, list(fx.Interpreter(graph_module).run(*fakes))
+    interpreter = Laid if wrong else fx.Interpreter
+    with enable_python_dispatcher() if sized else contextlib.nullcontext():
+        return fakes, list(interpreter(graph_module).run(*fakes))
 
 
 def _numbers(value: Any) -> tuple[Any, ...]:

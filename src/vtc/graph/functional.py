@@ -17,10 +17,9 @@ from torch._decomp import _should_decompose_because_unsafe_op
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
-from vtc.graph.memory_format import laid_out, returns_its_input
+from vtc.graph.memory_format import done_instead, laid_out, repeats_nothing
 from vtc.graph.out_of_place import out_of_place
 
 aten = torch.ops.aten
@@ -73,16 +72,6 @@ def _hides_writes(func: Any, args: tuple[Any, ...]) -> bool:
     return func in _LISTS_OF_VIEWS
 
 
-def _repeats_nothing(tensor: torch.Tensor, size: Sequence[Any], **_: Any) -> bool:
-    """Does `expand` to `size` only add dimensions of size 1 in front?"""
-    added = len(size) - tensor.dim()
-    shape = (*(1,) * added, *tensor.shape)
-    return all(
-        (isinstance(n, int) and n == -1) or statically_known_true(n == own)
-        for n, own in zip(size, shape, strict=True)
-    )
-
-
 class _Functional(FunctionalTensorMode):
     """Takes operators apart in which writes would be lost, or rounded: what is written through an
     expanded tensor is added to its base, as a difference. Activations in place become new values
@@ -94,7 +83,7 @@ class _Functional(FunctionalTensorMode):
         if _hides_writes(func, args):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
-        if func is aten.expand.default and _repeats_nothing(*args, **(kwargs or {})):
+        if func is aten.expand.default and repeats_nothing(*args, **(kwargs or {})):
             with self:
                 view = args[0].view(args[0].shape)
                 for _ in range(len(args[1]) - view.dim()):
@@ -107,7 +96,7 @@ class _Functional(FunctionalTensorMode):
             args[0].commit_update()
             args[0].sync()
             return args[0]
-        if (instead := _instead(func, args)) is not None:
+        if (instead := _instead(func, args, kwargs or {})) is not None:
             with self:
                 return instead()
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -115,11 +104,11 @@ class _Functional(FunctionalTensorMode):
             return laid_out(func, args, kwargs or {}, result)
 
 
-def _instead(func: Any, args: Sequence[Any]) -> Callable[[], Any] | None:
+def _instead(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
     """What is traced in the place of an operator whose fake result is wrong, or that has to be
     cuDNN's; None for all others."""
-    if returns_its_input(func, args):
-        return lambda: aten.alias.default(args[0])
+    if (found := done_instead(func, args, kwargs)) is not None:
+        return found
     if _unbinds_symbols(func, args):
         return lambda: _selected(*args)
     if func is aten.cudnn_batch_norm.default and not args[5]:
@@ -266,7 +255,7 @@ class _Plain(_Functional):
             return laid_out(func, args, kwargs, normalized)
         if not isinstance(func, torch._ops.OpOverload) or func in _NORMS:
             raise _Updates
-        if (instead := _instead(func, args)) is not None:
+        if (instead := _instead(func, args, kwargs)) is not None:
             with self:
                 return instead()
         apart = _hides_writes(func, args) or _decomposes(func)
@@ -293,18 +282,19 @@ def _only_reads(*args: Any, **kwargs: Any) -> bool:
 def may_update(graph_module: fx.GraphModule) -> bool:
     """Does a graph of Dynamo's look as if it updates a tensor? By the names of what it calls: the
     trace finds out for sure, and a wrong guess costs time only."""
-    for node in graph_module.graph.nodes:
-        if node.op == "call_module":
-            return True
-        if node.op not in ("call_function", "call_method"):
-            continue
-        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-        plain = name.endswith("__") or name in _LOGICAL or not name.endswith("_")
-        if (not plain or name in _UPDATING) and not _of_inference(node):
-            return True
-        if node.kwargs.get("out") is not None or node.kwargs.get("inplace"):
-            return True
-    return False
+    nodes = graph_module.graph.nodes
+    return any(node.op == "call_module" or updates(node) for node in nodes)
+
+
+def updates(node: fx.Node) -> bool:
+    """Does a call of Dynamo's look as if it updates its first argument, or `out`, by its name?"""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    plain = name.endswith("__") or name in _LOGICAL or not name.endswith("_")
+    if (not plain or name in _UPDATING) and not _of_inference(node):
+        return True
+    return node.kwargs.get("out") is not None or bool(node.kwargs.get("inplace"))
 
 
 def _of_inference(node: fx.Node) -> bool:

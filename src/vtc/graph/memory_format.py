@@ -15,6 +15,8 @@ where no channel moves.
 
 So has a roll, which joins two parts. A `max_pool1d` is contiguous, and follows its input on fakes.
 
+A vector norm along dimensions counted from the end has another shape in some releases.
+
 An upsampling is laid out so on every device; traced, it follows its input.
 
 What is computed of two tensors element by element lies as the first of them whose strides tell,
@@ -37,7 +39,7 @@ for channels-last or not by it, too. In a trace, views and stacks have others th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -98,8 +100,12 @@ _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.stack.default}
 _PARTS = ("batch_norm", "group_norm", "pad", "channel_shuffle", "max_unpool2d")
 _ORDERED = (
     "logsigmoid", "log_sigmoid", "im2col", "copysign", "floor_divide", "floordiv", "heaviside",
-    "xlog", "logaddexp",
+    "xlog", "logaddexp", "max_pool1d",
 )  # fmt: skip
+# Contiguous on a CPU, and made of others where fakes are computed.
+_COMPOSITE = ("logsigmoid", "log_sigmoid", "max_pool1d")
+_EXPANDING = ("expand", "expand_as", "broadcast_to")
+_VECTOR_NORMS = ("norm", "vector_norm", "linalg_vector_norm")
 _VIEWING = ("view", "view_as", "reshape", "reshape_as", "unflatten", "stack")
 _SCATTERS = frozenset(
     {
@@ -111,7 +117,62 @@ _SCATTERS = frozenset(
 )
 
 
-def returns_its_input(func: Any, args: Sequence[Any]) -> bool:
+def done_instead(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[], Any] | None:
+    """What is to be done in the place of an operator whose fake result is wrong; None for others
+    and those that `laid_out` corrects."""
+    if _returns_its_input(func, args):
+        return lambda: aten.alias.default(args[0])
+    if func is aten.expand.default and _adds_units(*args, **kwargs):
+        return lambda: _expanded(*args, **kwargs)
+    if (counted := _from_the_front(func, args)) is not None:
+        return lambda: func(*counted, **kwargs)
+    return None
+
+
+def repeats_nothing(tensor: torch.Tensor, size: Sequence[Any], **_: Any) -> bool:
+    """Does `expand` to `size` only add dimensions of size 1 in front?"""
+    added = len(size) - tensor.dim()
+    shape = (*(1,) * added, *tensor.shape)
+    return all(
+        (isinstance(n, int) and n == -1) or statically_known_true(n == own)
+        for n, own in zip(size, shape, strict=True)
+    )
+
+
+def _adds_units(tensor: torch.Tensor, size: Sequence[Any], **_: Any) -> bool:
+    """Does `expand` add dimensions of size 1, and repeat others? The fakes of those in front of one
+    that repeats have other strides, which tell the order of what is computed of them."""
+    added = size[: len(size) - tensor.dim()]
+    units = any(isinstance(n, int) and n == 1 for n in added)
+    return units and not repeats_nothing(tensor, size)
+
+
+def _expanded(tensor: torch.Tensor, size: Sequence[Any], **_: Any) -> torch.Tensor:
+    """`expand`, its new dimensions one by one from the last."""
+    added = len(size) - tensor.dim()
+    own = size[added:]
+    view = tensor if repeats_nothing(tensor, own) else tensor.expand(own)
+    for n in reversed(size[:added]):
+        view = view.unsqueeze(0)
+        if not (isinstance(n, int) and n == 1):
+            view = view.expand(n, *view.shape[1:])
+    return view
+
+
+def _from_the_front(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The arguments of a norm with its dimensions counted from the front, if some are not: of a
+    dimension of one element that is counted from the end the fakes of some releases keep it."""
+    if func is not aten.linalg_vector_norm.default or len(args) < 3 or not args[0].dim():
+        return None
+    x, order, dims, *rest = args
+    if not dims or min(dims) >= 0:
+        return None
+    return (x, order, [d % x.dim() for d in dims], *rest)
+
+
+def _returns_its_input(func: Any, args: Sequence[Any]) -> bool:
     """Does an operator give its input, as a view? The fake may be a new tensor.
 
     A dropout that drops nothing, and away from a CPU a channel shuffle that moves no channel.
@@ -240,16 +301,29 @@ def _lies(tensor: torch.Tensor, kind: Any) -> bool:
     return tensor.is_contiguous(memory_format=kind)
 
 
-class Laid(TorchDispatchMode):
-    """Runs a graph on fakes with the strides of eager PyTorch."""
+class _Laid(TorchDispatchMode):
+    """Computes fakes with the shapes and strides of eager PyTorch."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if returns_its_input(func, args):
-            return aten.alias.default(args[0])
         kwargs = kwargs or {}
+        if (instead := done_instead(func, args, kwargs)) is not None:
+            return instead()
         return laid_out(func, args, kwargs, func(*args, **kwargs))
+
+
+class Laid(fx.Interpreter):
+    """Runs a graph of Dynamo's on fakes with the shapes and strides of eager PyTorch."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with _Laid():
+            return super().run(*args, **kwargs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        found = super().run_node(n)
+        composite = isinstance(found, torch.Tensor) and _name(n) in _COMPOSITE
+        return found.contiguous() if composite and found.device.type == "cpu" else found
 
 
 def repeats(tensor: torch.Tensor) -> bool:
@@ -312,12 +386,18 @@ def scatter_into_copies(graph_module: fx.GraphModule) -> None:
         graph_module.recompile()
 
 
+def _has_unit(x: Any) -> bool:
+    sizes = x.shape if isinstance(x, torch.Tensor) else ()
+    return any(isinstance(n, int) and n == 1 for n in sizes)
+
+
 def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def misjudged(node: fx.Node) -> bool:
-    """May a node of Dynamo's graph have strides other than those of eager PyTorch?"""
+    """May a node of Dynamo's graph have other strides than eager PyTorch gives it, or be of another
+    shape?"""
     name = _name(node)
     found = node.meta.get("example_value")
     if name.endswith("_scatter"):
@@ -333,6 +413,12 @@ def misjudged(node: fx.Node) -> bool:
         return True
     if "div" in name and node.kwargs.get("rounding_mode") is not None:
         return True
+    if name in _EXPANDING and isinstance(found, torch.Tensor):
+        (x,) = [n.meta.get("example_value") for n in node.all_input_nodes[:1]]
+        return isinstance(x, torch.Tensor) and found.dim() > x.dim() and _has_unit(found)
+    if name in _VECTOR_NORMS:
+        given = [n.meta.get("example_value") for n in node.all_input_nodes]
+        return any(x is None or _has_unit(x) for x in given)
     upsamples = "interpolate" in name or "upsample" in name
     if not upsamples and not any(part in name for part in _PARTS):
         return False

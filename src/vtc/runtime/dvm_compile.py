@@ -25,7 +25,7 @@ from vtc.graph.capture import capture
 from vtc.graph.program import Program as Captured
 from vtc.graph.program import value_of
 from vtc.lowering.dvm import Packing, Plan, lower
-from vtc.lowering.dvm.hints import TooWide, anew, check_assumed, exclude_empty
+from vtc.lowering.dvm.hints import TooWide, anew, check_assumed, check_copied, exclude_empty
 from vtc.lowering.settings import Compiled, Settings
 from vtc.program.module import Module
 from vtc.runtime.bound import Bound, can_be_bound
@@ -98,6 +98,7 @@ def planned(
     if symbolic_config.backed_size_oblivious:
         exclude_empty(captured.inputs)
         check_assumed(captured.nodes)
+        check_copied(graph_module)
     updated = [i for i, _ in captured.updates]
     if sharing([*inputs, *captured.constants], updated):
         raise errors.CaptureError("the graph", "arguments share storage, and one is updated")

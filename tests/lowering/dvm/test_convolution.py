@@ -263,3 +263,23 @@ def test_an_output_between_convolutions_has_eager_strides() -> None:
     for a, b in zip(compiled(x), want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
         assert a.stride() == b.stride()
+
+
+class Diagonal(nn.Module):
+    """A convolution of whose results those on a diagonal are asked for."""
+
+    def __init__(self, dims: tuple[int, int], groups: int) -> None:
+        super().__init__()
+        self.dims = dims
+        self.convolution = nn.Conv2d(6, 6, 3, 2, 1, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.softplus(self.convolution(x).diagonal(0, *self.dims))
+
+
+@pytest.mark.parametrize("dims", [(0, 2), (3, 0), (2, 3), (1, 3), (0, 1)])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_a_diagonal_moves_along_several_dimensions_at_once(
+    dims: tuple[int, int], groups: int
+) -> None:
+    check(Diagonal(dims, groups), *images(6, (3, 9, 9), (2, 5, 7)))

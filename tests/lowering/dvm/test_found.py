@@ -388,3 +388,51 @@ def test_sizes_may_be_rounded_quotients() -> None:
         return wide.reshape(-1, rows, 4)[:, : math.floor(rows / 2) + 1].exp().transpose(1, 2)
 
     check(patches, (r(3, 18),), (r(3, 23),), (r(3, 33),))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_comparisons_round_numbers_and_scalars_to_the_common_dtype(dtype: torch.dtype) -> None:
+    def f(x: Tensor, tenth: Tensor, third: Tensor) -> tuple[Tensor, ...]:
+        pairs = (x, 0.1), (x, tenth), (tenth, x), (x, third), (third, x), (x, 1 / 3)
+        operators = (torch.eq, torch.lt, torch.ge)
+        return tuple(o(*(torch.as_tensor(a) for a in p)) for o in operators for p in pairs)
+
+    x = torch.tensor([0.1, 0.2, 1 / 3, 0.25, -0.1]).to(dtype)
+    check(f, (x, torch.tensor(0.1), torch.tensor(1 / 3, dtype=torch.float64)), dynamic=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_that_fill_a_tensor_are_of_its_dtype(dtype: torch.dtype) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        wide = torch.full_like(x, 0.1).double()
+        return wide, F.pad(x, (1, 1), value=0.1).double(), x.masked_fill(x > 0, 0.3).double() == 0.3
+
+    check(f, (torch.randn(3, 4).to(dtype),))
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        lambda v: v.reshape(8, 2, 1, v.shape[2], -1),
+        lambda v: v.reshape(2 * 8, -1, v.shape[3]),
+        lambda v: v.flatten(0, 1),
+        lambda v: v.contiguous(),
+    ],
+)
+def test_what_is_written_behind_a_reshape_shows_where_it_is_a_view(
+    shaped: Callable[[Tensor], Tensor],
+) -> None:
+    """Whether it is, with sizes that may be 1, no trace for any sizes tells."""
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        v = x.movedim(3, 0)
+        w = shaped(v)
+        v[0] = y
+        return w + 1, shaped(v * 2)
+
+    calls = []
+    for a, b in ((6, 8), (10, 2)):
+        lying = torch.randn(2, b, a, 8).transpose(2, 1), torch.randn(8, 2, a, b).movedim(0, 3)
+        calls += [(x, torch.randn(2, a, b)) for x in lying]
+    for x, y in calls:
+        check(f, (x, y), (r(2, 3, 7, 8), r(2, 3, 7)), captures=2)

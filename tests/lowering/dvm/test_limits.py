@@ -12,20 +12,25 @@ from torch import Tensor
 from lowering.dvm.evaluated import Compiled, check
 from vtc.lowering.dvm import body
 from vtc.lowering.dvm.plan import ModuleStep
+from vtc.program.tile import TileKernel
+from vtc.vm.isa import MAX_DIMS
 
 ACCESSES = 64
 """Of a kernel on a device: `kMostAccesses` of vm/cuda/layout.h."""
 
 
-def _accesses(compiled: Compiled) -> list[int]:
-    kernels = [
+def _kernels(compiled: Compiled) -> list[TileKernel]:
+    return [
         kernel
         for plan in compiled.plans
         for step in plan.steps
         if isinstance(step, ModuleStep)
         for kernel in step.module.kernels()
     ]
-    return [sum(i.op in ("load", "store") for i in kernel.body) for kernel in kernels]
+
+
+def _accesses(compiled: Compiled) -> list[int]:
+    return [sum(i.op in ("load", "store") for i in k.body) for k in _kernels(compiled)]
 
 
 def _sum_of_many(*tensors: Tensor) -> Tensor:
@@ -69,3 +74,22 @@ def test_a_chain_is_written_whatever_its_length() -> None:
         return x
 
     assert len(_accesses(check(chain, [torch.randn(5, 7)], dynamic=False))) > 1
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x.tile(2, 2, 2, 2, 2), (3, 3, 3, 2, 2)),
+        (lambda x: x.mT.repeat(3, 1, 2, 2, 1, 3) * 2, (2, 2, 2, 6, 2)),
+        (lambda x: x.repeat(2, 3, 2, 2, 2).amax((1, 4)), (2, 3, 3, 2, 4)),
+        (lambda x: x.permute(8, 1, 6, 3, 4, 5, 2, 7, 0).exp(), (2, 3, 2, 1, 2, 2, 3, 2, 2)),
+        (lambda x: x.permute(9, 1, 3, 5, 7, 8, 6, 4, 2, 0).contiguous(), (2, 2, 3, 2, 2) * 2),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_kernel_has_no_more_dimensions_than_the_machine(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], dynamic: bool
+) -> None:
+    """What repeats in many dimensions, and movement of many, is read by index."""
+    compiled = check(function, (torch.randn(shape),), dynamic=dynamic)
+    assert max(len(kernel.sizes) for kernel in _kernels(compiled)) <= MAX_DIMS

@@ -15,6 +15,7 @@ from vtc.graph.rules import same
 from vtc.index import Affine, Size, affine, sizes, substitution
 from vtc.lowering.dvm.nodes import PHYSICAL, ConvolutionSpec, Fold, Move, Node
 from vtc.program.tile import ANCHORS
+from vtc.vm.isa import MAX_DIMS
 
 Index = tuple[Affine, ...]
 ZERO = affine.constant(0)
@@ -64,6 +65,19 @@ class Domain:
         values[dim] = affine.add(affine.scale(values[dim], step), affine.constant(start))
         return self._moved(whole, values)
 
+    def flattened(self, count: int) -> Domain:
+        """The first `count` dimensions as one, row-major."""
+        outer, rest = self.sizes[:count], self.sizes[count:]
+        whole = (sizes.product(outer), *rest)
+        bounds = tuple((0, sizes.sub(s, 1)) for s in whole)
+        values = []
+        for d, size in enumerate(outer):
+            inner = sizes.product(outer[d + 1 :])
+            counted = affine.floor_div(affine.coordinate(0), inner, bounds)
+            values.append(affine.modulo(counted, size, bounds))
+        values += [affine.coordinate(d) for d in range(1, len(whole))]
+        return self._moved(whole, values)
+
     def _moved(self, whole: tuple[Size, ...], values: Sequence[Affine]) -> Domain:
         """The space of other sizes in whose coordinates the old ones are `values`."""
         bounds = tuple((0, sizes.sub(s, 1)) for s in whole)
@@ -110,13 +124,21 @@ def pointwise(
     shape: Sequence[Size], lower: Sequence[Size] = (), order: Sequence[int] | None = None
 ) -> Domain:
     """One point for each element of a box of `shape` that starts at `lower`, its dimensions in
-    `order`; unit dimensions are left out."""
+    `order`; unit dimensions are left out, and of more than a kernel has the outermost are one."""
+    domain = _points(shape, order)
+    if lower:
+        index = zip(domain.root, map(affine.constant, lower), strict=True)
+        domain = replace(domain, root=tuple(affine.add(i, low) for i, low in index))
+    more = len(domain.sizes) - MAX_DIMS
+    return domain if more <= 0 else domain.flattened(more + 1)
+
+
+def _points(shape: Sequence[Size], order: Sequence[int] | None = None) -> Domain:
+    """One point for each element, a coordinate for each dimension that is not of size 1."""
     kept = [d for d in order or range(len(shape)) if shape[d] != 1]
     places = {d: affine.coordinate(n) for n, d in enumerate(kept)}
-    index = [places.get(d, ZERO) for d in range(len(shape))]
-    if lower:
-        index = [affine.add(i, affine.constant(low)) for i, low in zip(index, lower, strict=True)]
-    return Domain(tuple(shape[d] for d in kept) or (1,), tuple(index))
+    index = tuple(places.get(d, ZERO) for d in range(len(shape)))
+    return Domain(tuple(shape[d] for d in kept) or (1,), index)
 
 
 def choose(
@@ -178,7 +200,7 @@ def _for_fold(root: Node, node: Node, index: Index) -> Domain | None:
         others = [i for d, i in enumerate(index) if d != fold.dims[0]]
         if along is None or along in coordinates_of(others):
             return None
-        domain = pointwise(root.shape)
+        domain = _points(root.shape)
         place = coordinate_number(domain.root[along])
         if place is None or coordinates_of(index) != _moving(root):
             return None
@@ -193,7 +215,7 @@ def _for_fold(root: Node, node: Node, index: Index) -> Domain | None:
     )
     if not fits:
         return None
-    domain = pointwise(root.shape)
+    domain = _points(root.shape)
     return replace(
         domain, folds=tuple((domain.root[d], n) for d, n in zip(free, lengths, strict=True))
     )
@@ -229,7 +251,7 @@ def _for_anchor(root: Node, node: Node, index: Index) -> Domain | None:
     slides = _slides(node)
     if sizes.lt(sizes.product(node.shape), sizes.product(root.shape)):
         return None  # elements would be computed several times (upsampling)
-    if any(coordinate_number(index[d]) is None and node.shape[d] != 1 for d in slides):
+    if not all(_slides_alone(node, index, d) for d in slides):
         return None
     last: list[int] = []
     unit: list[int] = []
@@ -284,6 +306,14 @@ def _slides(node: Node) -> tuple[int, ...]:
     if node.op != "convolution":
         return ()
     return tuple(d + 1 for d in sliding(node.constant, node.operands[1]))
+
+
+def _slides_alone(node: Node, index: Index, d: int) -> bool:
+    """Does a coordinate count the windows along dimension d, and nothing else (as where a diagonal
+    is asked for)?"""
+    others = coordinates_of([form for k, form in enumerate(index) if k != d])
+    number = coordinate_number(index[d])
+    return number not in others if number is not None else node.shape[d] == 1
 
 
 def _grouped(domain: Domain, node: Node) -> Domain:

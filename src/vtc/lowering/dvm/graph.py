@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from vtc.index import IndexMap, Piece, Size, sizes
 from vtc.lowering.dvm.hints import Hints
 from vtc.lowering.dvm.nodes import (
@@ -69,7 +71,7 @@ class Graph:
         if x.dtype is dtype:
             return x
         if x.op == "const" and isinstance(x.constant, bool | int | float):
-            return self.const(x.constant, dtype)
+            return self.const(_rounded(x.constant, x.dtype), dtype)
         return self.node("cast", x.shape, dtype, (x,), dtype)
 
     def scalar(self, name: str, *operands: Node) -> Node:
@@ -244,7 +246,17 @@ def constant_key(constant: Any) -> Any:
 def _cast_number(value: float, dtype: DType) -> bool | int | float:
     if dtype is DType.BOOL:
         return bool(value)
-    return float(value) if dtype.is_float else int(value)
+    if not dtype.is_float:
+        return int(value)
+    # A kernel holds it in its compute type.
+    return float(value) if dtype is dtype.compute else _rounded(float(value), dtype)
+
+
+def _rounded(value: bool | float, dtype: DType) -> bool | int | float:
+    """A number as a tensor of the dtype holds it."""
+    if not dtype.is_float or dtype is DType.F64:
+        return value
+    return float(torch.tensor(value, dtype=dtype.torch_dtype))
 
 
 def _work(op: str, operands: tuple[Node, ...]) -> tuple[int, int]:

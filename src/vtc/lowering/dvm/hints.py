@@ -10,15 +10,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sympy
 import torch
 import torch.fx.experimental._config as symbolic_config
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from vtc.graph.functional import updates
 from vtc.graph.program import value_of
 from vtc.index import IndexMap, Size, affine, sizes
 
@@ -185,6 +188,38 @@ def check_assumed(nodes: Iterable[fx.Node]) -> None:
                 continue
             if any(_assumed(symbol, size.node.shape_env) for symbol in new):
                 raise TooWide
+
+
+_VIEWS_OR_COPIES = ("reshape", "reshape_as", "flatten", "ravel", "contiguous")
+
+
+def check_copied(graph_module: fx.GraphModule) -> None:
+    """Raises TooWide where Dynamo's graph copies a tensor of any sizes that would be a view with
+    some of them, and one of both is written: what is written shows in the other then."""
+    nodes = list(graph_module.graph.nodes)
+    written = [v for n in nodes if updates(n) for v in _values((n.args[:1], n.kwargs.get("out")))]
+    storages = set(map(_storage, written))
+    for node in nodes:
+        if getattr(node.target, "__name__", node.target) not in _VIEWS_OR_COPIES:
+            continue
+        found = _values((node, node.args[:1]))
+        if len(found) != 2 or storages.isdisjoint(map(_storage, found)):
+            continue
+        made, x = found
+        symbolic = any(isinstance(n, torch.SymInt) for n in (*x.shape, *x.stride()))
+        if symbolic and _storage(made) != _storage(x):
+            raise TooWide
+
+
+def _values(arguments: Any) -> list[torch.Tensor]:
+    """The tensors that Dynamo noted of the nodes among some arguments."""
+    nodes = [a for a in pytree.tree_leaves(arguments) if isinstance(a, fx.Node)]
+    found = (n.meta.get("example_value") for n in nodes)
+    return [v for v in found if isinstance(v, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _symbolic_sizes(value: object) -> list[torch.SymInt]:

@@ -16,6 +16,7 @@ from vtc.lowering.dvm.memory import Home
 from vtc.lowering.dvm.nodes import Node
 from vtc.program.dtypes import DType
 from vtc.program.tile import Access, Bound, Instr, Term, operands, with_operands
+from vtc.vm.isa import MAX_DIMS
 
 # Lookups of a movement operator are numbered from 0; a value of the body that is an index, from
 # here.
@@ -182,8 +183,9 @@ class Instructions:
         return Access(home.buffer, total.const, strides, tuple(terms))
 
     def try_split(self, atom: Atom) -> None:
-        """Raises Split where that makes the division go away."""
-        if not isinstance(atom, Div | Rem):
+        """Raises Split where that makes the division go away and the kernel has room for one more
+        dimension."""
+        if not isinstance(atom, Div | Rem) or len(self.domain.sizes) >= MAX_DIMS:
             return
         for inner in atom.arg.terms:
             self.try_split(inner) if not isinstance(inner, int) else None

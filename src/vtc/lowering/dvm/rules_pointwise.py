@@ -270,9 +270,15 @@ def _addcdiv(own: Lowering, x: Node, a: Node, b: Node, *, value: Any = 1) -> Nod
 def _comparison(name: str) -> Callable[..., Node]:
     def lower(own: Lowering, a: Any, b: Any) -> Node:
         dtype = own.common(a, b)
-        return own.op(name, own.operand(a, dtype), own.operand(b, dtype))
+        return own.op(name, _compared(own, a, dtype), _compared(own, b, dtype))
 
     return lower
+
+
+def _compared(own: Lowering, x: Any, dtype: DType) -> Node:
+    """An operand of a comparison: rounded to the common dtype, even to half precision."""
+    made = own.operand(x, dtype)
+    return own.graph.cast(made, dtype) if dtype.is_float else made
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

@@ -28,6 +28,18 @@ void reach(const Access& a, const int64_t* n, int dims, const Reach& f, int64_t 
   f(a, low, high + more);
 }
 
+// A load or store of a kernel. What does not move along a folded dimension is done once for all of
+// its points, and if there are none, too.
+void reach_points(const Access& a, const Shape& s, const Reach& f) {
+  int64_t n[kIrDims];
+  for (int d = 0; d < s.dims; ++d) {
+    bool moves = a.stride[d] != 0;
+    for (const Access::Mask& m : a.masks) moves |= m.dim == d;
+    n[d] = s.is_reduced(d) && !moves ? std::max<int64_t>(s.size[d], 1) : s.size[d];
+  }
+  reach(a, n, s.dims, f);
+}
+
 // A convolution's left operand: dimensions of the IR that have no window, input coordinates of
 // windows, channels.
 void reach_windows(const std::vector<int64_t>& values, const IrConvolution& c, const Access& left,
@@ -88,7 +100,7 @@ void each_reach(const std::vector<int64_t>& values, const IrKernel& kernel, cons
       }
       if (column >= 0) n[column] = columns;
     } else if (i.op == OP_LOAD || i.op == OP_STORE) {
-      reach(*a, n, s.dims, f);
+      reach_points(*a, s, f);
     }
   }
 }

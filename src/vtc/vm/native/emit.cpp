@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "encode.h"
 #include "table.h"
@@ -192,24 +193,25 @@ int KernelWriter::operand(int v, int kind) {
   return d.dst = fresh(virtual_[reg].kind | kind, virtual_[reg].size);
 }
 
-// Terms are integer values that were computed before: loads, casts, scalar operators.
-void KernelWriter::add_terms(Draft& d, const Access& a) {
-  for (const Access::Term& t : a.terms) {
-    if (reg_[t.value] < 0) throw EncodeError("a term is not computed where it is used");
-    d.terms.push_back(reg_[t.value]);
-  }
+// The registers of an access's terms, integer values: loads, casts, scalar operators. What an
+// epilogue reads is computed before its turn, and so are the terms of it.
+std::vector<int> KernelWriter::terms_of(const Access& a) {
+  std::vector<int> regs;
+  for (const Access::Term& t : a.terms) regs.push_back(operand(t.value, 0));
+  return regs;
 }
 
 int KernelWriter::emit_load(int v, int other) {
   const IrInstr& i = k_->body[v];
   const Access& a = s_->accesses[i.access];
+  std::vector<int> terms = terms_of(a);
   Draft& d = draft(OP_LOAD, i.type);
   d.type2 = module_.buffers[a.buffer].type;
   d.words = 1;
   d.word[0] = (other >= 0) | (stored_buffer_[a.buffer] ? 2 : 0);
   d.a = other;
   d.access = &a;
-  add_terms(d, a);
+  d.terms = std::move(terms);
   return d.dst = fresh(kind_[v], kItemsize[i.type], 1);
 }
 
@@ -356,10 +358,13 @@ int KernelWriter::emit_value(int v) {
     case OP_ATTENTION: {
       check_anchor(i);
       int count = i.op == OP_MATMUL ? 2 : k_->attentions[i.constant].flags & 8 ? 4 : 3;
+      std::vector<int> terms;
+      for (int a = 0; a < count; ++a)
+        for (int reg : terms_of(s_->accesses[i.access + a])) terms.push_back(reg);
       Draft& d = draft(i.op, i.type);
       d.ir = &i;
       d.dst = dst;
-      for (int a = 0; a < count; ++a) add_terms(d, s_->accesses[i.access + a]);
+      d.terms = std::move(terms);
       break;
     }
     default: {
@@ -384,13 +389,14 @@ void KernelWriter::emit_store(int v) {
   const IrInstr& i = k_->body[v];
   const Access& a = s_->accesses[i.access];
   int from = operand(i.args[0], kind_[v]);
+  std::vector<int> terms = terms_of(a);
   Draft& d = draft(OP_STORE, k_->body[i.args[0]].type);
   d.type2 = module_.buffers[a.buffer].type;
   d.words = 1;
   d.word[0] = (bound_store_[i.args[0]] == v ? 1 : 0) | (stream_ ? 2 : 0);
   d.a = from;
   d.access = &a;
-  add_terms(d, a);
+  d.terms = std::move(terms);
 }
 
 // Is it cheaper to compute a value again than to keep a tile of it?

@@ -74,7 +74,7 @@ class KernelWriter {
   void emit_finish(int v, int acc, int place);
   void emit_spill(int v, int acc, int place);
   void emit_merge(int v, int64_t group);
-  void add_terms(Draft& d, const Access& a);
+  std::vector<int> terms_of(const Access& a);
   Draft& draft(int op, int type);
   int fresh(int kind, int size, int pool = 0);
 
