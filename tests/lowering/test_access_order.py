@@ -49,3 +49,16 @@ def test_what_reads_an_input_reads_what_it_held_before_its_update(
     with torch.no_grad():
         got, want = run(*own), function(*theirs)
     torch.testing.assert_close([got, *own], [want, *theirs])
+
+
+def test_an_argument_is_copied_into_another_before_it_is_updated() -> None:
+    def function(x: Tensor, rows: Tensor, added: Tensor, out: Tensor) -> Tensor:
+        out.copy_(x)
+        x.index_add_(0, rows, added)
+        return torch.cat([added.exp(), added @ added.mT], 1)
+
+    args = [torch.randn(8, 4), torch.tensor([1, 5]), torch.randn(2, 4), torch.zeros(8, 4)]
+    own, theirs = ([a.clone() for a in args] for _ in range(2))
+    with torch.no_grad():
+        got, want = compiled(function)(*own), function(*theirs)
+    torch.testing.assert_close([got, *own], [want, *theirs])
