@@ -190,6 +190,33 @@ def test_layouts_of_outputs_are_those_of_eager_pytorch(compiled: Callable[..., A
     assert [o.stride() for o in got] == [o.stride() for o in want]
 
 
+def test_views_of_what_is_computed_lie_as_in_eager_pytorch(compiled: Callable[..., Any]) -> None:
+    """A part of every other row, and windows over each other."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        joined = torch.cat([x, x], 1)
+        return x.clamp(-1, 1)[::2, :, 0], joined.unfold(1, 3, 1)
+
+    x = torch.randn(6, 5, 3)
+    with torch.no_grad():
+        got, want = compiled(f)(x), f(x)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert [o.stride() for o in got] == [o.stride() for o in want]
+
+
+def test_what_is_joined_as_a_copy_keeps_memory_of_its_own(compiled: Callable[..., Any]) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        rolled = torch.roll(x, 2, 1)
+        own = rolled.clone()
+        return torch.cat([own, own, x, x], 0), rolled.permute(1, 0)
+
+    x = torch.randn(2, 33)
+    with torch.no_grad():
+        joined, rolled = compiled(f)(x)
+    torch.testing.assert_close((joined, rolled), f(x), rtol=0, atol=0)
+    assert joined.untyped_storage().data_ptr() != rolled.untyped_storage().data_ptr()
+
+
 def test_outputs_alias_what_they_do_in_eager_pytorch(compiled: Callable[..., Any]) -> None:
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         z = (x * 2).view(-1)

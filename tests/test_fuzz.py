@@ -203,6 +203,34 @@ def test_a_wrong_operator_is_found_and_made_small() -> None:
     assert "torch.minimum" in small.code
 
 
+@pytest.mark.parametrize(
+    ("stock", "ours", "as_stock"),
+    [(1.0, 1.0, True), (1.0, 2.0, False), (0.0, 1.0, False), (None, 1.0, False)],
+)
+def test_what_stock_gets_wrong_in_the_same_way_is_told_apart(
+    stock: float | None, ours: float, as_stock: bool
+) -> None:
+    """By how much both are off; None raises an error, which is another fault."""
+    sizes = Argument("a0", ("torch.ones(3, dtype=torch.float64)",))
+    case = Case(1, (sizes,), (Statement("v0 = -a0", "unary", ("v0",)),), ("v0",), frozenset(["v0"]))
+
+    def compiled(off: float | None):
+        def call(x: torch.Tensor) -> tuple[torch.Tensor]:
+            if off is None:
+                raise ValueError("no compiler")
+            return (off - x,)
+
+        return call
+
+    with (
+        patch("vtc.compile", lambda *_, **__: compiled(ours)),
+        patch("torch.compile", lambda *_, **__: compiled(stock)),
+    ):
+        found = finding(Task("inductor", "cpu"), case, Counter())
+    assert found.as_stock is as_stock
+    assert "differs by" in found.what
+
+
 def test_findings_of_one_kind_read_alike() -> None:
     assert kind_of("output 3 (v12) differs by 1.5") == kind_of("output 0 (v1) differs by 0.25")
     assert kind_of("output 3 (v12) differs by 1.5") != kind_of("output 3 has strides (1, 2)")
@@ -242,7 +270,10 @@ def test_a_record_goes_on_and_tells_what_was_fixed(tmp_path: Path) -> None:
     record.outcome.add(run_seeds(task, range(5, 8)))
     record.outcome.findings.append(Finding(6, "plan", "what was wrong then"))
     record.fixed.append(Finding(5, "plan", "what was wrong before"))
+    record.outcome.as_stock.append(Finding(7, "plan", "what stock got wrong", as_stock=True))
     record.write(path)
+    (held,) = read_file(path).values()
+    assert [f["seed"] for f in held["as_stock"]] == [7]
     record = Record.read(path, task, 5)
     assert record.outcome.seeds == 3
     record.again(jobs=1)
@@ -252,9 +283,11 @@ def test_a_record_goes_on_and_tells_what_was_fixed(tmp_path: Path) -> None:
     assert held["mismatches"] == []
     own = {"commit": commit(), "torch": torch.__version__}
     assert held["slices"] == [{"seeds": [5, 7], **own}]
-    assert [f["seed"] for f in held["fixed"]] == [5, 6]
+    assert [f["seed"] for f in held["fixed"]] == [5, 6, 7]
+    assert held["as_stock"] == []
     Record(task, 90).write(path)
-    assert totals(read_file(path)).startswith("plan on cpu: 3 graphs, 0 mismatches, 2 fixed")
+    text = "plan on cpu: 3 graphs, 0 mismatches, 0 as stock TorchInductor, 3 fixed"
+    assert totals(read_file(path)).startswith(text)
 
 
 def test_a_seed_that_goes_wrong_again_is_fixed_no_more() -> None:

@@ -64,11 +64,24 @@ class Fault(Exception):  # noqa: N818 - a finding
         self.details = details
 
 
+class Warned(Fault):
+    """An unexpected warning of a fallback; the results are right."""
+
+
+class AsStock(Fault):
+    """Stock TorchInductor goes wrong in the same way."""
+
+
 def run(case: Case, engine: str, device: str, notes: Notes) -> None:
     """Raises Fault, or what the compiler raised, for a case that goes wrong."""
     seeded(case.seed, device)
     with full_precision():
-        _judged(case, engine, device, notes)
+        try:
+            _judged(case, engine, device, notes)
+        except Exception as error:
+            if engine == "inductor" and fails_alike(case, device, error):
+                raise AsStock(_told(error)) from error
+            raise
 
 
 def _judged(case: Case, engine: str, device: str, notes: Notes) -> None:
@@ -110,7 +123,7 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def quiet(notes: Notes) -> Iterator[None]:
-    """Counts the warnings of expected fallbacks. Raises Fault for others."""
+    """Counts the warnings of expected fallbacks. Raises Warned for others."""
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         yield
@@ -118,7 +131,7 @@ def quiet(notes: Notes) -> Iterator[None]:
         if issubclass(warning.category, errors.VtcWarning):
             text = str(warning.message)
             if not any(reason in text for reason in EXPECTED):
-                raise Fault(f"a warning: {text}")
+                raise Warned(f"a warning: {text}")
             notes[f"fallback: {text.partition(' runs')[0][:60]}"] += 1
 
 
@@ -311,6 +324,30 @@ def inductor(case: Case, judges: list[Judge], device: str, notes: Notes) -> None
     )
     for judge in judges:
         _twice(judge, compiled, case, device, f"world {judge.world}", notes, stock=True)
+
+
+def fails_alike(case: Case, device: str, error: Exception) -> bool:
+    """Does `torch.compile` without vtc give what is found wrong, to the number, or raise what it
+    is, or what the fallback that is warned of is for?"""
+    torch._dynamo.reset()
+    compiled = torch.compile(case.function, dynamic=case.symbolic)
+    try:
+        for world in case.worlds:
+            judge = Judge(case, world, device)
+            _twice(judge, compiled, case, device, "", Counter(), stock=True)
+    except Exception as theirs:
+        if isinstance(error, Warned):
+            return not isinstance(theirs, Fault) and _told(theirs) in _told(error)
+        return _told(theirs) == _told(error)
+    return False
+
+
+def _told(error: Exception) -> str:
+    """What a finding says: of an exception its type and first line."""
+    if isinstance(error, Fault):
+        return str(error)
+    first_line, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first_line}"
 
 
 _RUN: dict[str, Callable[[Case, list[Judge], str, Notes], None]] = {

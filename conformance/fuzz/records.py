@@ -7,7 +7,7 @@ import json
 import platform
 import subprocess
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import vtc
 class Record:
     """What was run so far: seeds from `start` on, without gaps.
 
+    What stock TorchInductor gets wrong in the same way is no mismatch, and listed apart.
     fixed: seeds that once went wrong, and what was wrong, that were right when run again.
     slices: which seeds were first run with which commit of vtc and version of PyTorch.
     """
@@ -50,6 +51,7 @@ class Record:
                 Counter(found["kinds"]),
                 Counter(found["notes"]),
                 [Finding(**f) for f in found["mismatches"]],
+                [Finding(**f, as_stock=True) for f in found.get("as_stock", ())],
             )
             record.fixed = [Finding(**f) for f in found.get("fixed", [])]
             record.slices = slices_of(found)
@@ -57,12 +59,14 @@ class Record:
 
     def again(self, jobs: int) -> None:
         """Run the seeds that ever went wrong once more, with the compiler as it is now."""
-        before = {f.seed: f for f in (*self.outcome.findings, *self.fixed)}
-        self.outcome.findings = []
+        ever = (*self.outcome.findings, *self.outcome.as_stock, *self.fixed)
+        before = {f.seed: f for f in ever}
+        self.outcome.findings, self.outcome.as_stock = [], []
         for outcome in run_all(self.task, sorted(before), jobs):
             self.outcome.findings += outcome.findings
+            self.outcome.as_stock += outcome.as_stock
             self.outcome.seconds += outcome.seconds
-        wrong = {f.seed for f in self.outcome.findings}
+        wrong = {f.seed for f in (*self.outcome.findings, *self.outcome.as_stock)}
         self.fixed = [f for seed, f in sorted(before.items()) if seed not in wrong]
 
     def write(self, path: Path | None) -> None:
@@ -79,8 +83,9 @@ class Record:
             "graphs": own.graphs,
             "symbolic": own.symbolic,
             "statements": own.statements,
-            "mismatches": [asdict(f) | {"details": ""} for f in own.findings],
-            "fixed": [asdict(f) | {"details": ""} for f in self.fixed],
+            "mismatches": list(map(_written, own.findings)),
+            "as_stock": list(map(_written, own.as_stock)),
+            "fixed": list(map(_written, self.fixed)),
             "seconds": round(own.seconds, 1),
             "slices": self.slices,
             "versions": versions(self.slices),
@@ -94,11 +99,16 @@ class Record:
         each = 1e3 * own.seconds / max(own.seeds, 1)
         lines = [
             f"{own.graphs} graphs, {own.statements} statements, {len(own.findings)} mismatches, "
+            f"{len(own.as_stock)} as stock TorchInductor, "
             f"{own.seconds:.0f} s ({each:.0f} ms a graph)",
             ", ".join(f"{k} {n}" for k, n in own.kinds.most_common()),
             ", ".join(f"{k} {n}" for k, n in own.notes.most_common()),
         ]
         return "\n".join(lines)
+
+
+def _written(found: Finding) -> dict[str, Any]:
+    return {"seed": found.seed, "engine": found.engine, "what": found.what, "details": ""}
 
 
 @functools.cache
@@ -184,7 +194,7 @@ def _disjoint(name: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """A record of the seeds of two that are neighbours."""
     numbers = ("graphs", "symbolic", "statements", "seconds")
-    lists = ("mismatches", "fixed")
+    lists = ("mismatches", "as_stock", "fixed")
     slices = joined([*slices_of(one), *slices_of(other)])
     made: dict[str, Any] = {"seeds": [one["seeds"][0], other["seeds"][1]]}
     made |= {k: round(one[k] + other[k], 1) for k in numbers}
@@ -209,6 +219,10 @@ def totals(held: dict[str, Any]) -> str:
     for name in names:
         own = [r for key, r in held.items() if key.partition(" from ")[0] == name]
         graphs, seconds = (sum(r[k] for r in own) for k in ("graphs", "seconds"))
-        wrong, fixed = (sum(len(r.get(k, ())) for r in own) for k in ("mismatches", "fixed"))
-        lines.append(f"{name}: {graphs} graphs, {wrong} mismatches, {fixed} fixed, {seconds:.0f} s")
+        counts = (sum(len(r.get(k, ())) for r in own) for k in ("mismatches", "as_stock", "fixed"))
+        wrong, stock, fixed = counts
+        lines.append(
+            f"{name}: {graphs} graphs, {wrong} mismatches, {stock} as stock TorchInductor, "
+            f"{fixed} fixed, {seconds:.0f} s"
+        )
     return "\n".join(lines)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from cases import Case
 from devices import on_device
-from engines import NOT_RUN, Fault, run
+from engines import NOT_RUN, AsStock, Fault, run
 from generate import generate
 
 CHUNK = {"plan": 50, "dvm": 20, "both": 20, "dynamo": 10, "inductor": 2}
@@ -42,17 +42,19 @@ HANGS = 4 * SECONDS
 
 @dataclass(frozen=True)
 class Finding:
-    """A case that went wrong."""
+    """A case that went wrong; `as_stock`: stock TorchInductor does so too."""
 
     seed: int
     engine: str
     what: str
     details: str = ""
+    as_stock: bool = False
 
 
 @dataclass
 class Outcome:
-    """Sums over seeds; `seconds` of the processes together. `left` need another process."""
+    """Sums over seeds; `seconds` of the processes together. `left` need another process. `as_stock`
+    are the findings that stock TorchInductor gives too."""
 
     seeds: int = 0
     symbolic: int = 0
@@ -61,6 +63,7 @@ class Outcome:
     kinds: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
+    as_stock: list[Finding] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
 
     @property
@@ -76,6 +79,7 @@ class Outcome:
         self.kinds += other.kinds
         self.notes += other.notes
         self.findings += other.findings
+        self.as_stock += other.as_stock
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,8 @@ def _finding(engine: str, case: Case, device: str, notes: Counter[str]) -> Findi
         with timed(SECONDS):
             run(case, engine, device, notes)
     except Fault as fault:
-        return Finding(case.seed, engine, str(fault), fault.details)
+        stock = isinstance(fault, AsStock)
+        return Finding(case.seed, engine, str(fault), fault.details, stock)
     except Exception as error:
         where = traceback.format_exc(limit=-4)
         return Finding(case.seed, engine, f"{type(error).__name__}: {error}", where)
@@ -185,7 +190,7 @@ def run_seeds(task: Task, seeds: Sequence[int], until: float = math.inf) -> Outc
         found = finding(task, case, outcome.notes)
         faulthandler.cancel_dump_traceback_later()
         if found is not None:
-            outcome.findings.append(found)
+            (outcome.as_stock if found.as_stock else outcome.findings).append(found)
             if task.device != "cpu" and "CUDA" in found.what:
                 # After such an error nothing else runs on the device in this process.
                 outcome.left = list(seeds[k + 1 :])

@@ -11,7 +11,7 @@ from vtc.graph.capture import capture
 from vtc.lowering.plan import NOTHING, Plan
 from vtc.lowering.schedule import Form, View
 from vtc.runtime.executable import Executable
-from vtc.runtime.outputs import Placed
+from vtc.runtime.outputs import AsEager, Placed
 
 pytestmark = pytest.mark.usefixtures("clean_dynamo")
 
@@ -67,10 +67,16 @@ def test_strides_with_gaps_and_repeats_are_restored(shape, stride, offset) -> No
         assert (found.stride(), found.storage_offset()) == (stride, offset)
 
 
-def test_windows_are_left_as_they_are() -> None:
-    x = torch.randn(3, 2)
-    (found,) = Placed({0: Form(1, View((3, 2), (1, 1), 0))})((x,))
-    assert found is x
+def test_windows_lie_over_each_other_again() -> None:
+    line = torch.randn(9)
+    windows = line[1:].unfold(0, 4, 2)
+    form = Form(1, View(windows.shape, windows.stride(), 1))
+    tail = Form(1, View((2,), (1,), 7))
+    found, last = Placed({0: form, 1: tail})((windows.clone(), line[7:].clone()))
+    assert torch.equal(found, windows)
+    assert found.stride() == windows.stride()
+    assert torch.equal(last, line[7:])
+    assert last.data_ptr() == found[-1, 2:].data_ptr()
 
 
 def test_dense_tensors_get_the_order_of_eager_pytorchs_dimensions() -> None:
@@ -97,3 +103,53 @@ def test_views_of_an_updated_input_have_sizes_that_are_symbols() -> None:
         torch.testing.assert_close([*found, x], [*expected, own], rtol=0, atol=0)
         assert [t.stride() for t in found] == [t.stride() for t in expected]
         assert all(t.untyped_storage()._cdata == x.untyped_storage()._cdata for t in found)
+
+
+def as_eager(forms: dict[int, Form], storages: dict[int, int], *calls: list[torch.Tensor]):
+    """Stock TorchInductor that returns these at one call after another."""
+    made = iter(calls)
+    return AsEager(lambda *_: next(made), forms, storages)
+
+
+def test_outputs_of_stock_that_share_memory_as_eager_pytorchs_do_stay_as_they_are() -> None:
+    x, y = torch.randn(4), torch.randn(4)
+    views = [x[:2], y[2:], y[:2]]
+    run = as_eager({}, {0: 0, 1: ~1, 2: ~1}, views, views)
+    for _ in range(2):
+        assert all(a is b for a, b in zip(run(x), views, strict=True))
+
+
+@pytest.mark.parametrize("others", [{0: ~0, 1: ~1}, {0: ~0, 1: 0}])
+def test_outputs_of_stock_that_share_memory_where_eager_pytorchs_do_not_are_parted(others) -> None:
+    calls = [[wide, wide[:2]] for wide in (torch.randn(4, 3), torch.randn(4, 3))]
+    run = as_eager({}, others, *calls)
+    for call in calls:
+        whole, part = run(torch.randn(2))
+        assert whole is call[0]
+        assert torch.equal(part, call[1])
+        part.zero_()
+        assert call[1].all()
+
+
+def test_an_argument_that_stock_returns_in_the_place_of_a_new_tensor_is_copied() -> None:
+    x = torch.randn(4)
+    (found,) = as_eager({}, {0: ~0}, [x])(x)
+    assert torch.equal(found, x)
+    assert found is not x
+
+
+def test_two_arguments_in_one_storage_are_both_its_owners() -> None:
+    x = torch.randn(4)
+    first, last = x[:2], x[2:]
+    found = as_eager({}, {0: 1, 1: 0}, [last, first])(first, last)
+    assert found[0] is last
+    assert found[1] is first
+
+
+def test_strides_of_stock_are_mended_at_every_call() -> None:
+    calls = [[padded(torch.randn(3, 2))] for _ in range(2)]
+    run = as_eager({0: Form(~0, View((3, 2), (1, 3), 0))}, {0: ~0}, *calls)
+    for call in calls:
+        (found,) = run()
+        assert torch.equal(found, call[0])
+        assert found.stride() == (1, 3)

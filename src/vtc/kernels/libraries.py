@@ -22,6 +22,7 @@ from vtc.graph.program import value_of
 from vtc.index import sizes
 from vtc.index.expr import FloorDiv, coords
 from vtc.index.map import IndexMap
+from vtc.index.sizes import Size
 from vtc.kernels.operators import ATTENTIONS, CONVOLUTIONS, MATMULS
 
 aten = torch.ops.aten
@@ -84,7 +85,7 @@ def accepts_load(node: fx.Node, operand: int, index_map: IndexMap, base: torch.T
             return False
     if node.target in CONVOLUTIONS:
         # oneDNN falls to its reference implementation on anything that is not dense.
-        return view is not None and (base.device.type != "cpu" or _dense(view.shape, view.stride))
+        return view is not None and (base.device.type != "cpu" or is_dense(view.shape, view.stride))
     if view is not None:
         return True
     return grouped_operand(node, operand, index_map) is not None
@@ -128,13 +129,16 @@ def grouped_operand(node: fx.Node, operand: int, index_map: IndexMap) -> Grouped
     return grouped if taken else None
 
 
-def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    expected = 1
-    for size, step in sorted(zip(shape, stride, strict=True), key=lambda p: (p[1], p[0])):
-        if size != 1:
-            if step != expected:
-                return False
-            expected *= size
+def is_dense(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
+    """Do the elements fill a run of memory, each in its own place, whatever the symbols are?"""
+    left = [(n, step) for n, step in zip(shape, stride, strict=True) if n != 1]
+    filled: Size = 1
+    while left:
+        found = next((pair for pair in left if pair[1] == filled), None)
+        if found is None:
+            return False
+        left.remove(found)
+        filled = sizes.mul(filled, found[0])
     return True
 
 

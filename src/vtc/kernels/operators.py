@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Sequence
 from enum import Enum
 
 import torch
@@ -109,6 +111,8 @@ def is_random(node: fx.Node) -> bool:
 
 def flops(node: fx.Node) -> int:
     """Floating-point operations of an anchor (a multiply-add is two), else 0."""
+    if node.target is aten.einsum.default:
+        return 2 * math.prod(_einsum_sizes(*node.args[:2]).values())
     if node.target in MATMULS:
         left = node.args[1] if node.target in (aten.addmm.default, aten.baddbmm.default) else None
         left = value_of(left if left is not None else _first_tensor(node))
@@ -120,6 +124,20 @@ def flops(node: fx.Node) -> int:
         query, key = value_of(node.args[0]), value_of(node.args[1])
         return 4 * query.numel() * key.shape[-2]
     return 0
+
+
+def _einsum_sizes(equation: str, operands: Sequence[fx.Node]) -> dict[str | int, int]:
+    """The size of each index of an einsum; those that dots stand for are counted from the end."""
+    found: dict[str | int, int] = {}
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    for term, operand in zip(terms, operands, strict=True):
+        shape = value_of(operand).shape
+        before, _, behind = term.partition("...")
+        names = [*before, *range(len(before) + len(behind) - len(shape), 0), *behind]
+        for name, size in zip(names, shape, strict=True):
+            known = found.setdefault(name, size)
+            found[name] = size if isinstance(known, int) and known == 1 else known
+    return found
 
 
 def _first_tensor(node: fx.Node) -> fx.Node:

@@ -15,6 +15,7 @@ from torch._inductor.compile_fx import compile_fx
 from vtc.graph.movement import is_movement_target, movement_of
 from vtc.graph.program import Program, value_of
 from vtc.kernels import attention, linear_attention
+from vtc.lowering.access_order import access_order_kept
 from vtc.lowering.guarded import or_eager
 from vtc.lowering.in_place import in_place
 from vtc.lowering.schedule import Operand, Step, signature
@@ -86,6 +87,7 @@ def inductor(
         without_autocast(),
         tracing(TracingContext(mode)),
         inductor_config.patch(freezing=freeze, fallback_random=True),
+        access_order_kept(),
     ):
         compiled: Implementation = compile_fx(in_place(graph_module), list(examples))
     return compiled

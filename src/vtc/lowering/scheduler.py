@@ -216,6 +216,8 @@ class _Scheduler:
         regions = self._regions(stage, False)
         stores = [s for s in self.stores_by_stage.get(stage, ()) if not self._by_library(s)]
         graph = StepGraph(self.homes, lambda n: self._outside(n, stage))
+        for number in self._copies_of_updated(stage):
+            graph.operand(Operand("input", number), self.program.inputs[number])
         for region in regions:
             graph.region(region)
         for store in stores:
@@ -236,6 +238,18 @@ class _Scheduler:
             tuple(n.name for n in results),
             tuple(r.name for r in regions),
         )
+
+    def _copies_of_updated(self, stage: int) -> list[int]:
+        """The inputs that get old values of other updated ones, each ahead of those: TorchInductor
+        updates arguments in their order, and reads what is only copied as late as that."""
+        own = [n for n, v in self.updates.items() if self.update_stages[n] == stage]
+        reads = {n: {self.inputs[s] for s in self._views(self.updates[n])} - {n} for n in own}
+        left, found = [n for n in own if not reads[n].isdisjoint(own)], list[int]()
+        while left:
+            free = (n for n in left if not any(n in reads[m] for m in left if m != n))
+            found.append(next(free, left[0]))
+            left.remove(found[-1])
+        return found
 
     def _by_library(self, store: Store) -> bool:
         node = store.node

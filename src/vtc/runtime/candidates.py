@@ -26,6 +26,7 @@ from vtc.lowering.settings import Compiled, Settings
 from vtc.runtime.agree import difference
 from vtc.runtime.cuda_graph import CudaGraphs, capturable
 from vtc.runtime.executable import Executable
+from vtc.runtime.outputs import AsEager
 from vtc.runtime.rival import Rival
 from vtc.runtime.stock import compile_stock, compile_stock_again
 
@@ -144,9 +145,10 @@ class Candidates:
         if not self.stock_kept:
             return self._planned()
         freeze = self.settings.options.freeze
-        return self._replayed(
-            compile_stock_again(self.graph_module, self.fakes, freeze=freeze, updated=self._passed)
+        made = compile_stock_again(
+            self.graph_module, self.fakes, freeze=freeze, updated=self._passed
         )
+        return self._replayed(self._as_eager(made))
 
     def kept_plan(self) -> tuple[Choice, Schedule]:
         """The choice that describes what runs: the empty one where stock TorchInductor does."""
@@ -165,7 +167,7 @@ class Candidates:
         tuner.prepare(self.schedule.steps)
         steps = implemented(self.schedule.steps, program, freeze=freeze, tuner=tuner)
         run = Executable(self.schedule, steps, len(self.inputs), program.constants)
-        return self._replayed(run)
+        return self._replayed(AsEager(run, {}, program.storages))
 
     def _carried(self, tuner: Tuner) -> Schedule:
         """The schedule with residual copies carried by kernels of ours where that is faster."""
@@ -181,11 +183,15 @@ class Candidates:
 
     def _stock(self) -> Compiled:
         freeze = self.settings.options.freeze
-        return self._replayed(
-            compile_stock(
-                self.graph_module, self.compile_inputs, freeze=freeze, updated=self._passed
-            )
+        made = compile_stock(
+            self.graph_module, self.compile_inputs, freeze=freeze, updated=self._passed
         )
+        return self._replayed(self._as_eager(made))
+
+    def _as_eager(self, stock: Compiled) -> Compiled:
+        program = self.plan.program
+        whole = self.plan.schedule(NOTHING) if self.choice.strategy else self.schedule
+        return AsEager(stock, whole.forms, program.storages)
 
     @property
     def _passed(self) -> list[int]:

@@ -7,7 +7,7 @@ them as copies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,19 +74,18 @@ class Placed:
     """Puts outputs into the strides of eager PyTorch, where a compiled region returns others:
     Inductor pads matmuls, and some operators keep the strides of an operand, which has others here.
 
-    Outputs that are views of one tensor become views of one copy. Those that overlap themselves, as
-    windows do, are left as they are.
+    Outputs that are views of one tensor become views of one copy.
     """
 
     def __init__(self, forms: Mapping[int, Form]) -> None:
         storages: dict[int, dict[int, View]] = {}
         for k, form in forms.items():
             storages.setdefault(form.storage, {})[k] = form.view
-        self.together = [
-            views
-            for views in storages.values()
-            if not any(_overlaps(v.shape, v.stride) for v in views.values())
-        ]
+        self.together = list(storages.values())
+
+    def moves(self, outputs: Sequence[Any]) -> bool:
+        """Has one of the outputs other strides, as an element shows?"""
+        return any(not _shows(outputs[k], v) for views in self.together for k, v in views.items())
 
     def __call__(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """The outputs, those copied of which an element shows that the strides differ."""
@@ -102,8 +101,50 @@ class Placed:
                 for k, v in views.items():
                     empty = torch.empty(0, dtype=made[k].dtype, device=device)
                     made[k] = empty.set_(held, v.offset, v.shape, v.stride)
-                    _once(made[k], v.stride).copy_(_once(outputs[k], v.stride))
+                    _store(made[k], outputs[k], v)
         return tuple(made)
+
+
+class AsEager:
+    """What TorchInductor compiled, `call`, whose outputs come to lie as those of eager PyTorch.
+
+    It returns some views as dense tensors, and others as views of what another output is a view of,
+    or of an argument: what is written into one shows in the other then. Which ones, the first call
+    tells; where there are none, that is all. `storages` as `Program.storages`, `forms` as
+    `Schedule.forms`.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], forms: Mapping[int, Form], storages: Mapping[int, int]
+    ) -> None:
+        self.call, self.storages = call, storages
+        self.placed = Placed(forms)
+        self.pending, self.moved, self.apart = True, False, frozenset[int]()
+
+    def __call__(self, *args: Any) -> Any:
+        outputs = self.call(*args)
+        if self.pending:
+            self.apart = self._shared(outputs, args)
+        if self.apart:
+            outputs = [o.clone() if k in self.apart else o for k, o in enumerate(outputs)]
+        if self.pending:
+            self.pending, self.moved = False, self.placed.moves(outputs)
+        return self.placed(outputs) if self.moved else outputs
+
+    def _shared(self, outputs: Sequence[Any], args: Sequence[Any]) -> frozenset[int]:
+        """The outputs in storage of an argument, or of an output before, that is another's."""
+        owners: dict[int, set[int]] = {}
+        for k, value in enumerate(args):
+            if isinstance(value, Tensor):
+                owners.setdefault(value.untyped_storage()._cdata, set()).add(k)
+        found = set()
+        for k, storage in sorted(self.storages.items()):
+            own = outputs[k]
+            if not isinstance(own, Tensor) or not own.numel():
+                continue
+            if storage not in owners.setdefault(own.untyped_storage()._cdata, {storage}):
+                found.add(k)
+        return frozenset(found)
 
 
 def _shows(tensor: Tensor, view: View) -> bool:
@@ -112,6 +153,18 @@ def _shows(tensor: Tensor, view: View) -> bool:
     if tensor.shape != shape:  # shape functions of PyTorch's err at times
         return True
     return seen(shape, tensor.stride()) == seen(shape, view.stride)
+
+
+def _store(target: Tensor, values: Tensor, view: View) -> None:
+    """Copy the values into `target`, of which several elements may lie in one place, and are equal
+    then, as those of windows are."""
+    if not _overlaps(view.shape, view.stride):
+        _once(target, view.stride).copy_(_once(values, view.stride))
+        return
+    extent = extent_of(view.shape, view.stride)
+    places = torch.arange(extent, device=target.device).as_strided(view.shape, view.stride)
+    line = target.as_strided((extent,), (1,))
+    line.scatter_(0, places.reshape(-1), values.reshape(-1))
 
 
 def _once(tensor: Tensor, stride: Sequence[int]) -> Tensor:

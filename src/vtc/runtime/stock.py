@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensor
 from vtc import errors
 from vtc.graph.capture import attribute_of, capture
 from vtc.graph.program import Program, value_of
+from vtc.lowering.access_order import access_order_kept
 from vtc.lowering.guarded import or_eager
 from vtc.lowering.settings import Compiled
 from vtc.runtime.calls import apart, overlapping, sharing
@@ -42,7 +43,8 @@ def compile_stock(
     the numbers of the inputs that the graph updates, if they are known."""
 
     def compiled() -> Compiled:
-        with torch._inductor.config.patch(freezing=freeze, fallback_random=True):
+        config = torch._inductor.config
+        with config.patch(freezing=freeze, fallback_random=True), access_order_kept():
             made: Compiled = compile_fx(graph_module, list(inputs))
         return made
 
