@@ -149,8 +149,16 @@ def test_gradients_flow_when_they_are_asked_for_later(compiled: Callable[..., An
         lambda x: F.dropout(x, 0.5) + 1,
         lambda x: torch.cat([x, torch.rand(2, 5)], 0) * torch.randn_like(x[:1]),
         lambda x: torch.bernoulli(x.sigmoid()),
+        lambda x: F.rrelu(x, 0.0, 1.0, training=True) + 1,
+        lambda x: F.alpha_dropout(x, 0.5, training=True) + 1,
+        lambda x: torch.normal(x, 2.0) + torch.empty_like(x).exponential_(),
+        lambda x: torch.poisson(x.exp()) + torch.randint_like(x, 9) + torch.randperm(5),
+        lambda x: torch.multinomial(x.exp(), 2) * 2,
     ],
-    ids=["dropout", "rand", "bernoulli"],
+    ids=[
+        *("dropout", "rand", "bernoulli", "rrelu", "alpha_dropout", "normal", "poisson"),
+        "multinomial",
+    ],
 )
 def test_random_numbers_are_those_of_eager_pytorch(
     compiled: Callable[..., Any], fn: Callable[..., Any]

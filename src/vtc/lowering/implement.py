@@ -15,6 +15,7 @@ from torch._inductor.compile_fx import compile_fx
 from vtc.graph.movement import is_movement_target, movement_of
 from vtc.graph.program import Program, value_of
 from vtc.kernels import attention, linear_attention
+from vtc.lowering.decompositions import decompositions
 from vtc.lowering.guarded import or_eager
 from vtc.lowering.in_place import in_place
 from vtc.lowering.schedule import Operand, Step, signature
@@ -87,7 +88,9 @@ def inductor(
         tracing(TracingContext(mode)),
         inductor_config.patch(freezing=freeze, fallback_random=True),
     ):
-        compiled: Implementation = compile_fx(in_place(graph_module), list(examples))
+        compiled: Implementation = compile_fx(
+            in_place(graph_module), list(examples), decompositions=decompositions()
+        )
     return compiled
 
 

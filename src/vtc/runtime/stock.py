@@ -15,6 +15,7 @@ from torch._subclasses import FakeTensor
 from vtc import errors
 from vtc.graph.capture import attribute_of, capture
 from vtc.graph.program import Program, value_of
+from vtc.lowering.decompositions import decompositions
 from vtc.lowering.guarded import or_eager
 from vtc.lowering.settings import Compiled
 from vtc.runtime.calls import apart, overlapping, sharing
@@ -43,7 +44,7 @@ def compile_stock(
 
     def compiled() -> Compiled:
         with torch._inductor.config.patch(freezing=freeze, fallback_random=True):
-            made: Compiled = compile_fx(graph_module, list(inputs))
+            made: Compiled = compile_fx(graph_module, list(inputs), decompositions=decompositions())
         return made
 
     return or_eager(compiled, graph_module, updated)
