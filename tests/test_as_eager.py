@@ -214,6 +214,23 @@ def test_outputs_alias_what_they_do_in_eager_pytorch(compiled: Callable[..., Any
     assert ours == theirs
 
 
+def test_a_dropout_that_drops_nothing_returns_its_argument(compiled: Callable[..., Any]) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = x + 1
+        idle = F.dropout(y, 0.5, False), F.dropout(y, p=0.0), torch.dropout(x, 0.5, train=False)
+        return y, *idle, F.dropout(y, 1.0)
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        y, first, second, third, dropped = compiled(f)(x)
+    assert y.data_ptr() == first.data_ptr() == second.data_ptr() != dropped.data_ptr()
+    assert third.data_ptr() == x.data_ptr()
+    torch.testing.assert_close(y, x + 1)
+    assert not dropped.any()
+    with torch.no_grad():
+        assert compiled(nn.Dropout(0.5).eval())(x).data_ptr() == x.data_ptr()
+
+
 def test_what_is_written_into_an_output_shows_where_it_does_in_eager_pytorch(
     compiled: Callable[..., Any],
 ) -> None:
