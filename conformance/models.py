@@ -122,14 +122,15 @@ def crash(begun: Any, code: int) -> dict[str, Any]:
 
 def read(journal: Journal) -> tuple[list[Verdict], dict[str, str]]:
     """Verdicts, and the versions of PyTorch and the libraries."""
-    found, versions = {}, dict[str, str]()
+    found, versions = {}, dict[str, set[str]]()
     for row in journal.rows():
         if "torch" in row:
-            versions = row
+            for name, version in row.items():
+                versions.setdefault(name, set()).add(version)
         elif "begun" not in row:
             row["fallbacks"] = tuple(row["fallbacks"])
             found[row["model"]] = Verdict(**row)
-    return list(found.values()), versions
+    return list(found.values()), {n: ", ".join(sorted(known)) for n, known in versions.items()}
 
 
 # One model.

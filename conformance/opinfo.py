@@ -4,6 +4,7 @@
     python conformance/opinfo.py --engine dvm-static   the same with sizes that are known
     python conformance/opinfo.py --engine dvm-full     one sample an operator and dtype, vtc.compile
     python conformance/opinfo.py --engine inductor     the same through the Inductor engine
+    python conformance/opinfo.py --engine stock        the same through stock torch.compile
     python conformance/opinfo.py --filter softmax      operators by a pattern of names
     python conformance/opinfo.py --variant inplace     in-place variants
     python conformance/opinfo.py --variant view        views that operators return, updated
@@ -40,7 +41,9 @@ FEW = 4
 
 
 def main(
-    engine: Annotated[str, typer.Option(help="dvm, dvm-static, dvm-full or inductor.")] = "dvm",
+    engine: Annotated[
+        str, typer.Option(help="dvm, dvm-static, dvm-full, inductor, stock.")
+    ] = "dvm",
     variant: Annotated[str, typer.Option(help="function, inplace, view or base.")] = "function",
     filter: Annotated[str, typer.Option(help="Only operators that this pattern is found in.")] = "",
     each: Annotated[int, typer.Option(help="Samples an operator and dtype; 0: all.")] = 0,
@@ -57,7 +60,7 @@ def main(
 ) -> None:
     """Run samples and print a score."""
     state = folder or Path(f"opinfo-{engine}-{variant}")
-    each = each or (1 if engine in ("dvm-full", "inductor") else 0)
+    each = each or (1 if engine in ("dvm-full", "inductor", "stock") else 0)
     if share:
         chosen = part([(n, d) for n, d in tasks(variant) if re.search(filter, n)], share)
         until = time.monotonic() + seconds if seconds else float("inf")
