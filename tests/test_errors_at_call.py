@@ -141,7 +141,7 @@ def test_a_layout_that_fakes_misjudged_runs_eagerly_and_other_assertions_are_rai
         with pytest.raises(AssertionError):
             run(x, w)
         return
-    with one_fallback("runs as eager PyTorch: AssertionError: expected size"):
+    with one_fallback("matmul runs as eager PyTorch: AssertionError: expected size"):
         torch.testing.assert_close(run(x, w), fn(x, w))
 
 

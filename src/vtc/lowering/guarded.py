@@ -113,5 +113,11 @@ def culprit(graph_module: fx.GraphModule) -> tuple[str, str | None]:
     """Name and place of the first operator of a graph."""
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
-            return str(node.target), place(node)
+            return _named(node.target), place(node)
     return "an empty graph", None
+
+
+def _named(target: Any) -> str:
+    """The operator's name; of a Python function without its address."""
+    operator = isinstance(target, torch._ops.OperatorBase)
+    return str(target) if operator else getattr(target, "__name__", str(target))
