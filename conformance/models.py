@@ -33,12 +33,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import vtc.compiler
+from dynamo import leave_guards_untimed
 from journal import Journal, part, spread, watched
 from model_zoo import Model, build, models
 from vtc.errors import FallbackWarning
 from vtc.options import Options
 from vtc.runtime import dvm_compile
 from vtc.virtual.record import GraphReport
+
+leave_guards_untimed()
 
 TOLERANCE = 1e-4
 LIBRARIES = ("torch", "transformers", "timm", "torchvision")
@@ -119,14 +122,15 @@ def crash(begun: Any, code: int) -> dict[str, Any]:
 
 def read(journal: Journal) -> tuple[list[Verdict], dict[str, str]]:
     """Verdicts, and the versions of PyTorch and the libraries."""
-    found, versions = {}, dict[str, str]()
+    found, versions = {}, dict[str, set[str]]()
     for row in journal.rows():
         if "torch" in row:
-            versions = row
+            for name, version in row.items():
+                versions.setdefault(name, set()).add(version)
         elif "begun" not in row:
             row["fallbacks"] = tuple(row["fallbacks"])
             found[row["model"]] = Verdict(**row)
-    return list(found.values()), versions
+    return list(found.values()), {n: ", ".join(sorted(known)) for n, known in versions.items()}
 
 
 # One model.

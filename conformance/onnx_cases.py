@@ -22,12 +22,15 @@ from onnx.backend.test.case.node import collect_testcases
 from torch import Tensor, fx
 
 import vtc
+from dynamo import leave_guards_untimed
 from vtc.errors import FallbackWarning, UnsupportedOnnxError
 from vtc.graph.capture import capture
 from vtc.graph.onnx.importer import load
 from vtc.graph.onnx.tensors import read_tensor
 from vtc.graph.program import Program
 from vtc.index import IndexMap
+
+leave_guards_untimed()
 
 Engine = Literal["eager", "maps", "vtc", "dvm"]
 Status = Literal["passed", "failed", "unsupported"]

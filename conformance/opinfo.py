@@ -4,6 +4,7 @@
     python conformance/opinfo.py --engine dvm-static   the same with sizes that are known
     python conformance/opinfo.py --engine dvm-full     one sample an operator and dtype, vtc.compile
     python conformance/opinfo.py --engine inductor     the same through the Inductor engine
+    python conformance/opinfo.py --engine stock        the same through stock torch.compile
     python conformance/opinfo.py --filter softmax      operators by a pattern of names
     python conformance/opinfo.py --variant inplace     in-place variants
     python conformance/opinfo.py --variant view        views that operators return, updated
@@ -35,10 +36,14 @@ from journal import Journal, part, spread, watched
 from opinfo_cases import DTYPES, RIGHT, Engine, Variant, Verdict, operators, samples, verdict_of
 
 Task = tuple[str, str]
+FEW = 4
+"""Samples of an operator and dtype that are judged before all of them are."""
 
 
 def main(
-    engine: Annotated[str, typer.Option(help="dvm, dvm-static, dvm-full or inductor.")] = "dvm",
+    engine: Annotated[
+        str, typer.Option(help="dvm, dvm-static, dvm-full, inductor, stock.")
+    ] = "dvm",
     variant: Annotated[str, typer.Option(help="function, inplace, view or base.")] = "function",
     filter: Annotated[str, typer.Option(help="Only operators that this pattern is found in.")] = "",
     each: Annotated[int, typer.Option(help="Samples an operator and dtype; 0: all.")] = 0,
@@ -55,7 +60,7 @@ def main(
 ) -> None:
     """Run samples and print a score."""
     state = folder or Path(f"opinfo-{engine}-{variant}")
-    each = each or (1 if engine in ("dvm-full", "inductor") else 0)
+    each = each or (1 if engine in ("dvm-full", "inductor", "stock") else 0)
     if share:
         chosen = part([(n, d) for n, d in tasks(variant) if re.search(filter, n)], share)
         until = time.monotonic() + seconds if seconds else float("inf")
@@ -72,10 +77,11 @@ def main(
 
 
 def tasks(variant: str) -> Iterator[Task]:
-    for name, op in operators().items():
-        if variant == "inplace" and op.inplace_variant is None:
-            continue
-        for dtype, own in DTYPES.items():
+    """Of each dtype all operators, so that a run that is stopped has seen most of them."""
+    for dtype, own in DTYPES.items():
+        for name, op in operators().items():
+            if variant == "inplace" and op.inplace_variant is None:
+                continue
             if op.supports_dtype(own, "cpu"):
                 yield name, dtype
 
@@ -143,11 +149,14 @@ def work(
     found = read(journal)
     known = {(v.operator, v.dtype, v.sample) for v in found.verdicts}
     journal.append({"torch": torch.__version__})
-    for name, dtype in chosen:
+    rounds = [(each, task) for task in chosen]
+    if not each:
+        rounds = [(FEW, task) for task in chosen] + rounds
+    for most, (name, dtype) in rounds:
         if (name, dtype) in found.complete:
             continue
         op = operators()[name]
-        for number, sample in chosen_samples(op, dtype, each):
+        for number, sample in chosen_samples(op, dtype, most):
             if (name, dtype, number) in known:
                 continue
             if time.monotonic() > until:
@@ -156,7 +165,9 @@ def work(
             with watched():
                 verdict = verdict_of(op, dtype, number, sample, engine, variant)
             journal.append(asdict(verdict))
-        journal.append({"complete": [name, dtype]})
+            known.add((name, dtype, number))
+        if most == each:
+            journal.append({"complete": [name, dtype]})
 
 
 def chosen_samples(op: Any, dtype: str, each: int) -> Iterator[tuple[int, Any]]:
@@ -169,7 +180,7 @@ def chosen_samples(op: Any, dtype: str, each: int) -> Iterator[tuple[int, Any]]:
     if each == 1:
         yield from sorted(every, key=lambda pair: elements(pair[1]), reverse=True)[:1]
     else:
-        yield from every[:: -(-len(every) // each)]
+        yield from every[:: max(1, -(-len(every) // each))]
 
 
 def elements(sample: Any) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import signal
 import warnings
@@ -32,13 +33,15 @@ from torch.testing._utils import wrapper_set_seed
 from torch.utils import _pytree as pytree
 
 import vtc
+from dynamo import leave_guards_untimed
 from opinfo_judge import Outcome, Wrong, in_float64, judge
 from vtc.errors import FallbackWarning
 from vtc.lowering.settings import Settings
 from vtc.runtime import dvm, dvm_compile
+from vtc.runtime.tracing import quick_tracing
 from vtc.virtual.record import GraphReport
 
-Engine = Literal["dvm", "dvm-static", "dvm-full", "inductor"]
+Engine = Literal["dvm", "dvm-static", "dvm-full", "inductor", "stock"]
 Variant = Literal["function", "inplace", "view", "base"]
 Status = Literal["compiled", "split", "partly", "eager", "refused", "wrong", "crash", "skipped"]
 RIGHT: tuple[Status, ...] = ("compiled", "split", "partly", "eager")
@@ -49,7 +52,7 @@ DTYPES = {
     "int64": torch.int64,
     "bool": torch.bool,
 }
-SECONDS = {"dvm": 60, "dvm-static": 60, "dvm-full": 120, "inductor": 300}
+SECONDS = {"dvm": 60, "dvm-static": 60, "dvm-full": 120, "inductor": 300, "stock": 300}
 QUICK = {"cost": "static", "verify": False}
 # What these give is whatever was in memory.
 UNINITIALISED = (
@@ -59,6 +62,7 @@ UNINITIALISED = (
 
 
 # The database seeds the generator inside of random operators, where a captured graph cannot see it.
+leave_guards_untimed()
 wrapper_set_seed.__code__ = (lambda op, *args, **kwargs: op(*args, **kwargs)).__code__
 
 
@@ -185,7 +189,7 @@ def by_graph(call: Call, symbolic: bool) -> Compiled:
     settings = Settings(engine="dvm", records=[])
     if symbolic:
         try:
-            with dvm_compile._traced(oblivious=True):
+            with dvm_compile._traced(oblivious=True), quick_tracing():
                 inputs = symbolic_inputs(call.tensors)
                 if inputs:
                     mode = inputs[0].fake_mode
@@ -196,7 +200,7 @@ def by_graph(call: Call, symbolic: bool) -> Compiled:
         except Exception:  # as vtc does it: traced again by PyTorch's usual rules
             assert settings.records is not None
             settings.records.clear()
-    with dvm_compile._traced(oblivious=False):
+    with dvm_compile._traced(oblivious=False), quick_tracing():
         inputs = symbolic_inputs(call.tensors) if symbolic else call.tensors
         return _by_graph(call, settings, inputs)
 
@@ -229,6 +233,8 @@ def symbolic_inputs(tensors: Sequence[Tensor]) -> list[Any]:
 def by_dynamo(module: Module, engine: Engine) -> Compiled:
     """The full path."""
     torch._dynamo.reset()
+    if engine == "stock":
+        return Compiled(torch.compile(module, dynamic=False))
     if engine == "dvm-full":
         return Compiled(vtc.compile(module, engine="dvm"))
     return Compiled(vtc.compile(module, objective="bytes", dynamic=False, options=QUICK))
@@ -240,7 +246,20 @@ def by_dynamo(module: Module, engine: Engine) -> Compiled:
 def verdict_of(
     op: OpInfo, dtype: str, number: int, sample: Any, engine: Engine, variant: Variant
 ) -> Verdict:
-    """Never raises for what the operator or the engine does."""
+    """Never raises for what the operator or the engine does.
+
+    Where TorchInductor's engine is not right, the reason says what stock torch.compile does."""
+    found = _verdict_of(op, dtype, number, sample, engine, variant)
+    if engine != "inductor" or found.status not in ("refused", "wrong"):
+        return found
+    stock = _verdict_of(op, dtype, number, sample, "stock", variant)
+    told = "right" if stock.status in RIGHT else f"{stock.status}, {stock.reason}"
+    return dataclasses.replace(found, reason=f"{found.reason}; stock torch.compile: {told}")
+
+
+def _verdict_of(
+    op: OpInfo, dtype: str, number: int, sample: Any, engine: Engine, variant: Variant
+) -> Verdict:
     made = functools.partial(Verdict, name_of(op), dtype, number)
     if ends_process(op, sample):
         return made("skipped", "PyTorch's fake kernel may end the process")

@@ -149,8 +149,16 @@ def test_gradients_flow_when_they_are_asked_for_later(compiled: Callable[..., An
         lambda x: F.dropout(x, 0.5) + 1,
         lambda x: torch.cat([x, torch.rand(2, 5)], 0) * torch.randn_like(x[:1]),
         lambda x: torch.bernoulli(x.sigmoid()),
+        lambda x: F.rrelu(x, 0.0, 1.0, training=True) + 1,
+        lambda x: F.alpha_dropout(x, 0.5, training=True) + 1,
+        lambda x: torch.normal(x, 2.0) + torch.empty_like(x).exponential_(),
+        lambda x: torch.poisson(x.exp()) + torch.randint_like(x, 9) + torch.randperm(5),
+        lambda x: torch.multinomial(x.exp(), 2) * 2,
     ],
-    ids=["dropout", "rand", "bernoulli"],
+    ids=[
+        *("dropout", "rand", "bernoulli", "rrelu", "alpha_dropout", "normal", "poisson"),
+        "multinomial",
+    ],
 )
 def test_random_numbers_are_those_of_eager_pytorch(
     compiled: Callable[..., Any], fn: Callable[..., Any]
@@ -231,6 +239,23 @@ def test_outputs_alias_what_they_do_in_eager_pytorch(compiled: Callable[..., Any
         for v in ((*got, x, y), (*want, x, y))
     )
     assert ours == theirs
+
+
+def test_a_dropout_that_drops_nothing_returns_its_argument(compiled: Callable[..., Any]) -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = x + 1
+        idle = F.dropout(y, 0.5, False), F.dropout(y, p=0.0), torch.dropout(x, 0.5, train=False)
+        return y, *idle, F.dropout(y, 1.0)
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        y, first, second, third, dropped = compiled(f)(x)
+    assert y.data_ptr() == first.data_ptr() == second.data_ptr() != dropped.data_ptr()
+    assert third.data_ptr() == x.data_ptr()
+    torch.testing.assert_close(y, x + 1)
+    assert not dropped.any()
+    with torch.no_grad():
+        assert compiled(nn.Dropout(0.5).eval())(x).data_ptr() == x.data_ptr()
 
 
 def test_what_is_written_into_an_output_shows_where_it_does_in_eager_pytorch(

@@ -128,6 +128,24 @@ def test_what_inductor_cannot_compile_runs_eagerly_from_the_values_before(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("message", ["Error in op: torch.ops.aten._fft_r2c.default", "x > 0"])
+def test_a_layout_that_fakes_misjudged_runs_eagerly_and_other_assertions_are_raised(
+    message: str,
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise AssertionError(f"expected size 10==10, stride 1==7 at dim=1\n{message}")
+
+    run = guarded.or_eager(lambda: failing, torch.fx.symbolic_trace(fn), [])
+    x, w = args()
+    if message == "x > 0":
+        with pytest.raises(AssertionError):
+            run(x, w)
+        return
+    with one_fallback("matmul runs as eager PyTorch: AssertionError: expected size"):
+        torch.testing.assert_close(run(x, w), fn(x, w))
+
+
+@torch.no_grad()
 def test_every_region_that_fails_at_its_first_call_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,6 +20,7 @@ from torch import fx
 
 from vtc import errors, log
 from vtc.graph.capture import capture, lift_attributes
+from vtc.graph.dropout import without_idle_dropout
 from vtc.graph.memory_format import scatter_into_copies
 from vtc.graph.onnx import Model, imported, imported_call
 from vtc.lowering.checked import checked
@@ -251,6 +252,7 @@ def compile_graph(
         return dvm_compile.compile_graph(graph_module, example_inputs, settings)
     started = time.perf_counter()
     scatter_into_copies(graph_module)
+    without_idle_dropout(graph_module)
     try:
         refuse_gradients(graph_module, example_inputs)
         refuse_subclasses(graph_module, example_inputs)

@@ -26,7 +26,8 @@ def or_eager(
 ) -> Call:
     """What `compile_()` gives, or the graph as eager PyTorch, warned of once by its first operator.
 
-    Inductor compiles some kernels when they are first called: the first call falls back too, with
+    Inductor compiles some kernels when they are first called, and its code checks the layout of
+    what library kernels give: the first call falls back too, with
     the arguments numbered in `updated`, which it may have written by then, as they were. Where it
     is None these are all that are no parameters.
     Out of memory, and what Dynamo raises to trace again, are raised.
@@ -81,7 +82,12 @@ def compiling(error: BaseException) -> bool:
         return False
     if isinstance(error, exc.InductorError):
         return not isinstance(error.inner_exception, torch.OutOfMemoryError)
-    return type(error).__module__.startswith(_COMPILER_MODULES)
+    return type(error).__module__.startswith(_COMPILER_MODULES) or _misjudged(error)
+
+
+def _misjudged(error: BaseException) -> bool:
+    """Does compiled code find a library's result laid out otherwise than PyTorch's fakes said?"""
+    return isinstance(error, AssertionError) and "Error in op: torch.ops." in str(error)
 
 
 def _falls_back(error: Exception) -> bool:
@@ -107,5 +113,11 @@ def culprit(graph_module: fx.GraphModule) -> tuple[str, str | None]:
     """Name and place of the first operator of a graph."""
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
-            return str(node.target), place(node)
+            return _named(node.target), place(node)
     return "an empty graph", None
+
+
+def _named(target: Any) -> str:
+    """The operator's name; of a Python function without its address."""
+    operator = isinstance(target, torch._ops.OperatorBase)
+    return str(target) if operator else getattr(target, "__name__", str(target))
