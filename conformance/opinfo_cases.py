@@ -61,8 +61,8 @@ UNINITIALISED = (
 )
 
 
-# The database seeds the generator inside of random operators, where a captured graph cannot see it.
 leave_guards_untimed()
+# The database seeds the generator inside of random operators, where a captured graph cannot see it.
 wrapper_set_seed.__code__ = (lambda op, *args, **kwargs: op(*args, **kwargs)).__code__
 
 

@@ -102,8 +102,7 @@ def _judged(case: Case, engine: str, device: str, notes: Notes) -> None:
             _RUN[engine](case, judges, device, notes)
         if device != "cpu":
             torch.cuda.synchronize()  # what fails late is no fault of the next case
-    except Exception:
-        # Where PyTorch's own shape functions are wrong, so is what is compiled by them.
+    except Exception:  # by shape functions of PyTorch's that are wrong anything may go wrong
         if not judges[0].misshapen:
             raise
         notes["a shape of PyTorch's is wrong"] += 1

@@ -7,7 +7,7 @@ import sympy
 import torch
 from torch import fx
 
-from vtc.kernels.libraries import is_dense
+from vtc.graph.strides import is_dense
 from vtc.kernels.operators import flops
 
 

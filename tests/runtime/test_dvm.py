@@ -138,7 +138,7 @@ def test_a_dimension_is_squeezed_when_its_size_is_1(first: int) -> None:
             assert torch.equal(got, want)
 
 
-@torch.library.custom_op("examples::wide_sum", mutates_args=())
+@torch.library.custom_op("vtc_tests::wide_sum", mutates_args=())
 def wide_sum(x: Tensor) -> Tensor:
     """Its fake kernel says f32, and rows behind one another."""
     return x.double().sum(0, keepdim=True).t()
@@ -149,7 +149,7 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[1], 1)
 
 
-@torch.library.custom_op("examples::odd_rows", mutates_args=())
+@torch.library.custom_op("vtc_tests::odd_rows", mutates_args=())
 def odd_rows(x: Tensor) -> Tensor:
     """Its fake kernel says as many rows as there were."""
     return x[::2].clone()
@@ -214,7 +214,7 @@ def test_storage_that_begins_elsewhere_each_time() -> None:
 @torch.no_grad()
 def test_sizes_that_cannot_be_encoded_run_as_eager_pytorch(monkeypatch: Any) -> None:
     def refused(*_: Any) -> None:
-        raise NotImplementedError("a kernel has too many registers")
+        raise NotImplementedError("a kernel has too many registers")  # as the encoder does
 
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.add_(1), x.sort(-1).values * 2

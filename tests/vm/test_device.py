@@ -117,7 +117,7 @@ def launched(case):
     """Has the device kernels for a case?"""
     try:
         encoded = cuda_on_cpu.Machine(case.module).encode(list(case.sizes.values()))
-    except NotImplementedError:
+    except NotImplementedError:  # the encoder's, of what is beyond the machine
         return False
     return bool(encoded.launches)
 

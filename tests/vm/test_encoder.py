@@ -176,7 +176,7 @@ def test_more_dimensions_than_the_machine_has_are_refused():
     extent = sympy.Mul(*sizes)
     buffers = [buffer("x", DType.F32, extent), buffer("y", DType.F32, extent)]
     made = module(kernel, buffers=buffers, symbols=tuple(s.name for s in sizes))
-    with pytest.raises(NotImplementedError, match="8 dimensions"):
+    with pytest.raises(NotImplementedError, match="8 dimensions"):  # an EncodeError
         encoded(made, *[2] * 9)
 
 
@@ -189,7 +189,7 @@ def test_an_address_outside_of_its_buffer_is_refused(offset: int, size: int):
         kernel, buffers=[buffer("x", DType.F32, A), buffer("y", DType.F32, 5)], symbols=("a",)
     )
     encoded(made, 4) if offset == 0 else None
-    with pytest.raises(NotImplementedError, match="outside of its buffer"):
+    with pytest.raises(NotImplementedError, match="outside of its buffer"):  # an EncodeError
         encoded(made, size)
 
 

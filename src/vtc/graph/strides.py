@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from vtc.index import Size, sizes
+
 aten = torch.ops.aten
 
 
@@ -33,6 +35,22 @@ def seen(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
     if 0 in shape:
         return []
     return [step for step, size in zip(stride, shape, strict=True) if size != 1]
+
+
+def is_dense(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
+    """Do the elements fill a run of memory, each in its own place, whatever the symbols are? Then a
+    clone keeps the strides."""
+    if 0 in shape:
+        return True
+    left = [(n, step) for n, step in zip(shape, stride, strict=True) if n != 1]
+    filled: Size = 1
+    while left:
+        found = next((pair for pair in left if pair[1] == filled), None)
+        if found is None:
+            return False
+        left.remove(found)
+        filled = sizes.mul(filled, found[0])
+    return True
 
 
 def restrided(

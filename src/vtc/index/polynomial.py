@@ -107,12 +107,7 @@ def _dense(terms: Terms, generators: list[Expr]) -> dict[Exponents, int]:
 
 def _expression(terms: Mapping[Exponents, int], generators: Iterable[Expr]) -> Expr:
     gens = tuple(generators)
-    return sympy.Add(
-        *(
-            sympy.Mul(c, *(g**e for g, e in zip(gens, exponents, strict=True) if e))
-            for exponents, c in terms.items()
-        )
-    )
+    return _written((zip(gens, exponents, strict=True), c) for exponents, c in terms.items())
 
 
 def at(terms: Terms, value: Callable[[Expr], int]) -> int:

@@ -19,10 +19,10 @@ import torch
 from torch import fx
 
 from vtc.graph.program import value_of
+from vtc.graph.strides import is_dense
 from vtc.index import sizes
 from vtc.index.expr import FloorDiv, coords
 from vtc.index.map import IndexMap
-from vtc.index.sizes import Size
 from vtc.kernels.operators import ATTENTIONS, CONVOLUTIONS, MATMULS
 
 aten = torch.ops.aten
@@ -127,19 +127,6 @@ def grouped_operand(node: fx.Node, operand: int, index_map: IndexMap) -> Grouped
     else:
         taken = node.target is aten.matmul.default and operand == 1 and _groups_matmul(node)
     return grouped if taken else None
-
-
-def is_dense(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
-    """Do the elements fill a run of memory, each in its own place, whatever the symbols are?"""
-    left = [(n, step) for n, step in zip(shape, stride, strict=True) if n != 1]
-    filled: Size = 1
-    while left:
-        found = next((pair for pair in left if pair[1] == filled), None)
-        if found is None:
-            return False
-        left.remove(found)
-        filled = sizes.mul(filled, found[0])
-    return True
 
 
 def _groups_matmul(node: fx.Node) -> bool:

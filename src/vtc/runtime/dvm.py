@@ -92,7 +92,7 @@ class Program:
     """A plan as a callable on the graph's inputs. Raises ProgramError for a malformed module.
 
     A call whose sizes the machine cannot encode runs by `eager`, with a warning; only if an input
-    that the graph updates was written by then is NotImplementedError raised.
+    that the graph updates was written by then is the encoder's NotImplementedError raised.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Program:
             cause = failure.__cause__
             if self.eager is None or failure.step > first_update(self.plan):
                 # An input has its new value: eager PyTorch would update it twice.
-                raise NotImplementedError(str(cause)) from failure
+                raise NotImplementedError(str(cause)) from failure  # the encoder's
             warning = errors.FallbackWarning("a call", str(cause), "eager PyTorch")
             warnings.warn(warning, stacklevel=2)
             found: tuple[Any, ...] = self.eager(*args)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtc.graph.strides import seen
+from vtc.graph.strides import is_dense, seen
 from vtc.lowering.schedule import Form, View
 from vtc.lowering.storage import extent_of
 
@@ -58,7 +58,7 @@ class Copies:
 
     def _cloned(self, run: Run) -> bool:
         own = self.outputs[run.outputs[0]]
-        return len(run.outputs) == 1 and _dense(own.shape, own.stride())
+        return len(run.outputs) == 1 and is_dense(own.shape, own.stride())
 
     def __call__(self) -> list[Tensor]:
         """The copies, one an output."""
@@ -206,19 +206,6 @@ def viewed(view: Tensor, own: Tensor, given: Tensor) -> Tensor:
 def _lazy(tensor: Tensor) -> bool:
     """Is it a conjugate or a negation that is not computed yet? No run of bytes holds that."""
     return tensor.is_conj() or tensor.is_neg()
-
-
-def _dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Do the elements fill a run of memory, each in a place of its own? Then a clone keeps the
-    strides."""
-    if 0 in shape:
-        return True
-    filled = 1
-    for step, n in sorted(zip(stride, shape, strict=True)):
-        if n > 1 and step != filled:
-            return False
-        filled *= n
-    return True
 
 
 def _runs(outputs: Sequence[Tensor]) -> list[Run]:

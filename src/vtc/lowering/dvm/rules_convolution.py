@@ -21,33 +21,36 @@ def _each(value: Any, rank: int) -> tuple[Size, ...]:
     return tuple(given * rank if len(given) == 1 else given)
 
 
+@rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 def convolution(
     own: Lowering,
     x: Node,
     weight: Node,
-    bias: Node | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: Any,
+    bias: Node | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: Any = 1,
 ) -> Node:
     """x [n, ci, ...] or without n, weight [co, ci / groups, ...]; what `padding` says of the far
     side is in the shape of the result."""
     rank = len(weight.shape) - 2
-    shape = own.shape
-    if x.dtype is not weight.dtype or not x.dtype.is_float or rank < 1:
-        raise Unsupported(f"a convolution of {x.dtype} and {weight.dtype}")
-    if len(x.shape) == rank + 1:
-        x, shape = own.graph.unsqueeze(x, 0), (1, *shape)
-    x, before = _unpadded(x, weight.shape[2:])
+    x, before = _unpadded(_batched(own, x, weight), weight.shape[2:])
     front = tuple(sizes.add(p, b) for p, b in zip(_each(padding, rank), before, strict=True))
     spec = ConvolutionSpec(_each(stride, rank), front, _each(dilation, rank), int(static(groups)))
     if sizes.exact_div(weight.shape[0], spec.groups) is None:
         raise Unsupported("groups of a number of channels that is not known")
-    last = _channels_last(own, x, weight, shape[2:], spec)
+    last = _channels_last(own, x, weight, own.shape[-rank:], spec)
     if bias is not None:
         last = own.arith("add", last, bias)
     return _channels_first(own, last, rank)
+
+
+def _batched(own: Lowering, x: Node, weight: Node) -> Node:
+    """x as [n, ci, ...]."""
+    if x.dtype is not weight.dtype or not x.dtype.is_float or len(weight.shape) < 3:
+        raise Unsupported(f"a convolution of {x.dtype} and {weight.dtype}")
+    return x if len(x.shape) == len(weight.shape) else own.graph.unsqueeze(x, 0)
 
 
 def _channels_first(own: Lowering, last: Node, rank: int) -> Node:
@@ -66,16 +69,17 @@ def _channels_last(
     return own.graph.node("convolution", whole, x.dtype, (last, weight), spec)
 
 
+@rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 def transposed(
     own: Lowering,
     x: Node,
     weight: Node,
-    bias: Node | None,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    groups: Any,
-    dilation: Any,
+    bias: Node | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: Any = 1,
+    dilation: Any = 1,
 ) -> Node:
     """x [n, ci, ...] or without n, weight [ci, co, ...] whose taps do not overlap: each element
     becomes a block, whose places are channels of a convolution of one tap."""
@@ -85,10 +89,7 @@ def transposed(
         raise Unsupported("a transposed convolution with padding, dilation or groups")
     if _each(stride, rank) != taps:
         raise Unsupported("a transposed convolution whose blocks overlap or leave gaps")
-    if x.dtype is not weight.dtype or not x.dtype.is_float or rank < 1:
-        raise Unsupported(f"a convolution of {x.dtype} and {weight.dtype}")
-    if len(x.shape) == rank + 1:
-        x = graph.unsqueeze(x, 0)
+    x = _batched(own, x, weight)
     extents, channels, ones = tuple(x.shape[2:]), weight.shape[1], (1,) * rank
     places = graph.permute(weight, [1, *range(2, rank + 2), 0])
     flat = graph.reshape(places, [sizes.product((channels, *taps)), weight.shape[0], *ones])
@@ -134,20 +135,6 @@ def _same(weight: Node, dilation: Sequence[Size]) -> tuple[Size, ...]:
     )
 
 
-@rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
-def _conv(
-    own: Lowering,
-    x: Node,
-    weight: Node,
-    bias: Node | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: Any = 1,
-) -> Node:
-    return convolution(own, x, weight, bias, stride, padding, dilation, groups)
-
-
 @rule(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
 def _conv_padding(
     own: Lowering,
@@ -182,18 +169,3 @@ def _convolution(
     if is_transposed:
         return transposed(own, x, weight, bias, stride, padding, output_padding, groups, dilation)
     return convolution(own, x, weight, bias, stride, padding, dilation, groups)
-
-
-@rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
-def _conv_transpose(
-    own: Lowering,
-    x: Node,
-    weight: Node,
-    bias: Node | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: Any = 1,
-    dilation: Any = 1,
-) -> Node:
-    return transposed(own, x, weight, bias, stride, padding, output_padding, groups, dilation)
