@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torch._C._autograd import DeviceType
 from torch.nn import functional
 
 import vtc
@@ -157,7 +158,10 @@ def test_attention_takes_any_sizes_without_a_plan_for_them(masked, width):
         wide = None if mask is None else mask if masked == "booleans" else mask.double()
         expected = block(*(t.double() for t in (q, k, v)), wide)
         torch.testing.assert_close(found.double(), expected, rtol=3e-2, atol=3e-2)
-        assert not any("cudnn" in event.key for event in profile.key_averages())
+        # Of the device's own: the first call traces PyTorch's choice with fake tensors, too.
+        kernels = [e.name for e in profile.events() if e.device_type == DeviceType.CUDA]
+        assert kernels
+        assert not any("cudnn" in name for name in kernels)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
