@@ -18,7 +18,7 @@ from vtc.program.dtypes import DType
 from vtc.program.module import Buffer, Module
 from vtc.program.tile import Access, Instr, TileKernel
 from vtc.program.verify import ProgramError
-from vtc.runtime import dvm
+from vtc.runtime import dvm, dvm_compile
 from vtc.runtime.dvm import counters
 
 try:
@@ -374,3 +374,24 @@ def test_linear_without_bias_behind_a_norm_is_captured() -> None:
         for n in (2, 5):
             x = torch.randn(n, 3, 6)
             torch.testing.assert_close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("batches", [(3, 1, 2, 1), (1, 3, 1, 2)])
+def test_a_branch_on_a_size_of_1_costs_one_capture_more(monkeypatch: Any, batches: Any) -> None:
+    """The guard's number is that of all sizes that are the same: nothing looks broadcast."""
+
+    def attend(x: Tensor, places: Tensor) -> Tensor:
+        batch, _, rows, _ = x.shape
+        if batch != places.shape[0]:
+            x = x + 1
+        turned = x * places[:, None, :, None]
+        mask = torch.ones(rows, rows, dtype=torch.bool).tril().expand(batch, 1, rows, rows)
+        return F.scaled_dot_product_attention(turned, turned, x, attn_mask=mask)
+
+    planned, traces = dvm_compile.planned, []
+    monkeypatch.setattr(dvm_compile, "planned", lambda *a: traces.append(a) or planned(*a))
+    compiled = vtc.compile(attend, engine="dvm")
+    for n, batch in enumerate(batches):
+        args = torch.randn(batch, 4, 9 + n, 8), torch.randn(1, 9 + n)
+        torch.testing.assert_close(compiled(*args), attend(*args), rtol=1e-4, atol=1e-4)
+    assert len(traces) == counters.captures == 2

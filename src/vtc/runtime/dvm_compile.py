@@ -25,7 +25,14 @@ from vtc.graph.capture import capture
 from vtc.graph.program import Program as Captured
 from vtc.graph.program import value_of
 from vtc.lowering.dvm import Packing, Plan, lower
-from vtc.lowering.dvm.hints import TooWide, anew, check_assumed, check_copied, exclude_empty
+from vtc.lowering.dvm.hints import (
+    TooWide,
+    anew,
+    check_assumed,
+    check_copied,
+    exclude_empty,
+    settle,
+)
 from vtc.lowering.settings import Compiled, Settings
 from vtc.program.module import Module
 from vtc.runtime.bound import Bound, can_be_bound
@@ -94,6 +101,8 @@ def planned(
     """
     started = time.perf_counter()
     refuse_negated(graph_module, inputs)
+    if symbolic_config.backed_size_oblivious:
+        settle(graph_module)
     captured = capture(graph_module, inputs, branches=True)
     if symbolic_config.backed_size_oblivious:
         exclude_empty(captured.inputs)

@@ -150,6 +150,21 @@ def check_indices(node: fx.Node, hints: Hints) -> None:
         hints.check_broadcast(one, other)
 
 
+def settle(graph_module: fx.GraphModule) -> None:
+    """Makes numbers of the symbols that a guard says are one.
+
+    Where size 1 is a size like others, PyTorch does not replace a symbol by 1 although the model's
+    code went on only since it is: sizes that are the same would then look broadcast.
+    """
+    values = [n.meta.get("example_value") for n in graph_module.graph.find_nodes(op="placeholder")]
+    for env in {id(s.node.shape_env): s.node.shape_env for s in _symbolic_sizes(values)}.values():
+        for guard in list(env.guards):
+            symbol, number = guard.expr.args if isinstance(guard.expr, sympy.Eq) else (None, None)
+            if isinstance(symbol, sympy.Symbol) and isinstance(number, sympy.Integer):
+                env.size_like.discard(symbol)
+                env._set_replacement(symbol, number, "guarded")
+
+
 def exclude_empty(inputs: Iterable[fx.Node]) -> None:
     """Leaves tensors without elements to a graph of their own: a symbol counts as positive, so that
     no guard tells which way the model's code went where it asked for a size of 0.
