@@ -1,6 +1,7 @@
 // How operations on rows are launched.
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 
 #include "../cuda/layout.h"
 #include "device_rows.h"
@@ -10,6 +11,11 @@ namespace {
 
 constexpr int64_t kManyBlocks = 264;  // two a processor of a large device
 constexpr int64_t kLeastTeam = 4;      // threads that have a row
+constexpr int64_t kFewElements = 1 << 18;   // a thread each: as many as a large device has at once
+constexpr int64_t kManyElements = 1 << 20;
+constexpr int64_t kHuge = 1 << 25;
+constexpr int64_t kThreadsOfProcessor = 2048;
+constexpr int64_t kMostRows = 4;  // of a team
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -66,24 +72,77 @@ bool launch_groups(RowsLaunch& own, int processors) {
   return true;
 }
 
+// Which of VTC_DENSE_OF is the fastest for rows without gaps, as measured on one H200, or -1 where what
+// launch_groups has is: kernels whose loads are of 16 bytes wherever rows begin.
+int dense_form(const Rows& r, bool grouped) {
+  constexpr int kFour = 0, kEight = 1, kSixteen = 2, kGroup = 3, kTwoGroups = 4;
+  int64_t all = int64_t{r.rows} * r.columns, columns = r.columns;
+  bool fits = columns <= kMostTeamThreads * 8;
+  if (grouped) return all >= kHuge ? -1 : fits && all <= kFewElements ? kGroup : kTwoGroups;
+  bool halves = r.x.size == 2;
+  if (halves && all > kManyElements && (r.kind == ROWS_SOFTMAX || !fits)) return -1;
+  if (!fits) return kSixteen;
+  if (columns <= 128 || (columns <= kMostTeamThreads * 4 && all <= kFewElements / 2)) return kFour;
+  return columns <= 256 || columns > 1024 ? kEight : kFour;
+}
+
+// A norm or a softmax of rows without gaps. False if it cannot be.
+bool launch_dense(const RowsKernel& kernel, RowsLaunch& own, int processors) {
+  const char* trial = std::getenv("VTC_DENSE");
+  if (trial && trial[0] == '-') return false;
+  if (!kernel.dense) return false;
+  const Rows& r = own.rows;
+  bool grouped = r.columns % 8 == 0;
+  for (const RowOperand* o : {&r.x, &r.y, &r.scale, &r.shift, &r.out, &r.sum})
+    grouped &= o->address % 16 == 0;
+  int form = dense_form(r, grouped);
+  if (trial && trial[0] >= '0') form = trial[0] - '0';
+  if (form < 0) return false;
+  int64_t lanes = std::max(divide_up(r.columns, kDenseElements[form]), kLeastTeam);
+  lanes = lanes <= 32 ? std::bit_ceil(static_cast<uint64_t>(lanes)) : divide_up(lanes, 32) * 32;
+  bool norm = r.kind == ROWS_NORM;
+  Dense& d = own.dense = {.x = r.x.address, .y = r.y.address, .scale = r.scale.address,
+                          .shift = r.shift.address, .out = r.out.address, .sum = r.sum.address,
+                          .rows = r.rows, .columns = r.columns, .threads = 0,
+                          .lanes = static_cast<int>(lanes), .centered = r.centered,
+                          .rounded = r.first != kNoOperator, .number = r.number, .share = r.share};
+  d.threads = lanes > 32 ? d.lanes : block_of(r.rows * lanes);
+  int type = r.x.type == T_BF16 ? 0 : r.x.type == T_F16 ? 1 : 2;
+  own.function = (norm ? ROWS_FUNCTION_DENSE_NORM : ROWS_FUNCTION_DENSE_SOFTMAX) +
+                 type * kDenseOfType + form;
+  own.blocks = divide_up(r.rows, d.threads / d.lanes);
+  // Rows that a team has one after another share the loads of `scale` and `shift`.
+  int64_t filled = int64_t{processors} * kThreadsOfProcessor / d.threads;
+  if (norm && own.blocks > filled) own.blocks = std::max(filled, divide_up(own.blocks, kMostRows));
+  return true;
+}
+
 // A pointwise kernel by its flat form. False if it cannot be.
 bool launch_flat(const RowsKernel& kernel, RowsLaunch& own) {
   const Rows& r = own.rows;
-  // Where rows are aligned and there is much to do, 16 elements a thread are faster: kernels with a switch
-  // over operators soon, others where the rate of the memory is the limit.
+  if (kernel.flat_function < 0) return false;
+  const char* trial = std::getenv("VTC_FLAT");
+  int64_t few = trial ? std::atoll(trial) : kFewElements;
+  // Where rows are aligned and there is much to do, 16 elements a thread cost fewer looks at operators.
   bool switches = kernel.flat_function == kFlatOfType - 1;
-  int64_t much = int64_t{1} << (switches ? 20 : 25);
-  if (kernel.flat_function < 0 || (r.aligned && kernel.flat.count >= much)) return false;
+  if (switches && r.aligned && kernel.flat.count >= kManyElements) return false;
+  int type = r.x.type == T_BF16 ? 0 : r.x.type == T_F16 ? 1 : 2;
+  int function = type * kFlatOfType + kernel.flat_function;
   Flat& f = own.flat = kernel.flat;
+  f.x = r.x.address, f.y = r.y.address, f.out = r.out.address;
+  if (f.count <= few) {
+    f.threads = block_of(f.count);
+    own.function = ROWS_FUNCTION_SINGLE + function;
+    own.blocks = divide_up(f.count, f.threads);
+    return true;
+  }
   uint64_t beginning = r.x.address % 16;
   if (r.out.address % 16 != beginning) return false;
   if (r.y.address && !f.period && r.y.address % 16 != beginning) return false;
-  f.x = r.x.address, f.y = r.y.address, f.out = r.out.address;
   f.head = std::min(static_cast<int>((16 - beginning) % 16) / r.x.size, f.count);
   f.groups = (f.count - f.head) / 8;
   f.threads = block_of(f.groups);
-  int type = r.x.type == T_BF16 ? 0 : r.x.type == T_F16 ? 1 : 2;
-  own.function = ROWS_FUNCTION_FLAT + type * kFlatOfType + kernel.flat_function;
+  own.function = ROWS_FUNCTION_FLAT + function;
   own.blocks = divide_up(f.groups, f.threads) + (f.groups * 8 < f.count);
   return true;
 }
@@ -115,7 +174,7 @@ void choose_blocks(Rows& own) {
 }
 
 RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointers, int processors) {
-  RowsLaunch own{.rows = kernel.form, .flat = {}};
+  RowsLaunch own{.rows = kernel.form, .flat = {}, .dense = {}};
   Rows& r = own.rows;
   RowOperand* all[] = {&r.x, &r.y, &r.scale, &r.shift, &r.out, &r.sum};
   bool aligned = true, halves = true, map = r.kind == ROWS_MAP || r.kind == ROWS_CHOOSE;
@@ -133,6 +192,7 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
   r.aligned = aligned;
   if (map && launch_flat(kernel, own)) return own;
   bool folds = r.kind == ROWS_NORM || r.kind == ROWS_SOFTMAX;
+  if (folds && launch_dense(kernel, own, processors)) return own;
   if (folds && launch_groups(own, processors)) return own;
   int64_t teams = r.threads / r.lanes;
   own.blocks = r.parts > 1 ? int64_t{r.rows} * r.parts : (r.rows + teams - 1) / teams;
