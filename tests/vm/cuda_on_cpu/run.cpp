@@ -96,13 +96,13 @@ Kernel single_kernel() {
 
 template <bool kNorm, int kType, int kCount, bool kGrouped>
 Kernel dense_kernel() {
-  return [](const void* rows, unsigned block, unsigned blocks) {
+  return [](const void* rows, unsigned block, unsigned) {
     const vtc::Dense& own = *static_cast<const vtc::Dense*>(rows);
     float* kept = reinterpret_cast<float*>(vtc::shared_memory());
     if constexpr (kNorm)
-      vtc::dense_norm<kType, kCount, kGrouped>(own, block, blocks, kept);
+      vtc::dense_norm<kType, kCount, kGrouped>(own, block, kept);
     else
-      vtc::dense_softmax<kType, kCount, kGrouped>(own, block, blocks, kept);
+      vtc::dense_softmax<kType, kCount, kGrouped>(own, block, kept);
   };
 }
 
@@ -127,7 +127,7 @@ const std::vector<Kernel>& row_kernels() {
       softmax_kernel<vtc::RowElements>(),
       rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::rotary_rows(d, block); }),
       VTC_ROW_GROUPS(VTC_NORM) VTC_ROW_GROUPS(VTC_SOFTMAX) VTC_FLAT(VTC_FLAT_KERNEL)
-      VTC_FLAT(VTC_SINGLE_KERNEL) VTC_DENSE(VTC_DENSE_NORM) VTC_DENSE(VTC_DENSE_SOFTMAX)};
+      VTC_SINGLE(VTC_SINGLE_KERNEL) VTC_DENSE(VTC_DENSE_NORM) VTC_DENSE(VTC_DENSE_SOFTMAX)};
 #undef VTC_NORM
 #undef VTC_SOFTMAX
 #undef VTC_FLAT_KERNEL

@@ -88,31 +88,25 @@ struct DenseElements {
   }
 };
 
-// A thread's team, and the row that it is at. A team behind the last row computes that one once more.
+// A thread's team and row. A team behind the last row computes that one once more.
 template <class Elements>
-struct DenseRows {
-  const Dense& d;
-  RowTeam team;
+struct DenseRow {
   Elements elements;
-  int teams, own;  // of a block; which of them
-  int64_t begin;   // bytes
+  RowTeam team;
+  int64_t begin;  // bytes
   bool there;
 
-  __device__ __forceinline__ DenseRows(const Dense& launched, float* kept)
-      : d(launched), team{own_thread(), 32, 1, kept}, elements{team.thread, d.lanes, d.columns},
-        teams(1), own(0) {
+  __device__ __forceinline__ DenseRow(const Dense& d, unsigned block, float* kept)
+      : elements{own_thread(), d.lanes, d.columns}, team{own_thread(), 32, 1, kept} {
+    int row = static_cast<int>(block);
     if (d.lanes <= 32) {
       int shift = __ffs(d.lanes) - 1;
       team.width = d.lanes;
       elements.slot &= d.lanes - 1;
-      teams = d.threads >> shift, own = team.thread >> shift;
+      row = row * (d.threads >> shift) + (team.thread >> shift);
     } else {
       team.warps = d.lanes >> 5;
     }
-  }
-  // Of `teams` rows from `first` on the team's own.
-  __device__ __forceinline__ void go_to(int first) {
-    int row = first + own;
     there = row < d.rows;
     begin = static_cast<int64_t>(there ? row : d.rows - 1) * d.columns * Elements::kSize;
   }
@@ -126,54 +120,46 @@ struct DenseRows {
 };
 
 template <int kType, int kCount, bool kGrouped>
-__device__ __forceinline__ void dense_norm(const Dense& d, unsigned block, unsigned blocks,
-                                           float* kept) {
+__device__ __forceinline__ void dense_norm(const Dense& d, unsigned block, float* kept) {
   using Elements = DenseElements<kType, kCount, kGrouped>;
-  DenseRows<Elements> rows(d, kept);
-  const Elements& elements = rows.elements;
-  typename Elements::Raw scale, shift;
+  DenseRow<Elements> row(d, block, kept);
+  const Elements& elements = row.elements;
+  // All loads are under way before one is waited for.
+  typename Elements::Raw x = row.load(d.x), y, scale, shift;
+  if (d.y) y = row.load(d.y);
   if (d.scale) scale = elements.load(reinterpret_cast<const char*>(d.scale));
   if (d.shift) shift = elements.load(reinterpret_cast<const char*>(d.shift));
   auto sum = [](float p, float q) { return p + q; };
-#pragma unroll 1
-  for (int at = static_cast<int>(block) * rows.teams; at < d.rows;
-       at += static_cast<int>(blocks) * rows.teams) {
-    rows.go_to(at);
-    typename Elements::Raw x = rows.load(d.x), y;
-    if (d.y) y = rows.load(d.y);
-    ValuesOf<kCount> a = elements.values(x), b;
-    if (d.y) each(a, elements.values(y), sum);
-    if (d.sum) rows.store(d.sum, a);
-    if (d.centered) {
-      float mean = rows.team.fold(a, Sum()) * d.share;
-      each(a, [=](float p) { return p - mean; });
-      elements.leave(0.0f, a);
-    }
-    b = a;
-    each(b, [](float p) { return p * p; });
-    float root = rsqrtf(rows.team.fold(b, Sum()) * d.share + d.number);
-    each(a, [=](float p) { return p * root; });
-    if (kType == T_BF16 && d.rounded) round_bf16(a);
-    if (kType == T_F16 && d.rounded) round_f16(a);
-    if (d.scale) each(a, elements.values(scale), [](float p, float q) { return p * q; });
-    if (d.shift) each(a, elements.values(shift), sum);
-    rows.store(d.out, a);
+  ValuesOf<kCount> a = elements.values(x), b;
+  if (d.y) each(a, elements.values(y), sum);
+  if (d.sum) row.store(d.sum, a);
+  if (d.centered) {
+    float mean = row.team.fold(a, Sum()) * d.share;
+    each(a, [=](float p) { return p - mean; });
+    elements.leave(0.0f, a);
   }
+  b = a;
+  each(b, [](float p) { return p * p; });
+  float root = rsqrtf(row.team.fold(b, Sum()) * d.share + d.number);
+  each(a, [=](float p) { return p * root; });
+  if (kType == T_BF16 && d.rounded) round_bf16(a);
+  if (kType == T_F16 && d.rounded) round_f16(a);
+  if (d.scale) each(a, elements.values(scale), [](float p, float q) { return p * q; });
+  if (d.shift) each(a, elements.values(shift), sum);
+  row.store(d.out, a);
 }
 
 template <int kType, int kCount, bool kGrouped>
-__device__ __forceinline__ void dense_softmax(const Dense& d, unsigned block, unsigned, float* kept) {
-  using Elements = DenseElements<kType, kCount, kGrouped>;
-  DenseRows<Elements> rows(d, kept);
-  rows.go_to(static_cast<int>(block) * rows.teams);
-  ValuesOf<kCount> a = rows.elements.values(rows.load(d.x));
-  rows.elements.leave(Most::none(), a);
-  float most = rows.team.fold(a, Most());
+__device__ __forceinline__ void dense_softmax(const Dense& d, unsigned block, float* kept) {
+  DenseRow<DenseElements<kType, kCount, kGrouped>> row(d, block, kept);
+  ValuesOf<kCount> a = row.elements.values(row.load(d.x));
+  row.elements.leave(Most::none(), a);
+  float most = row.team.fold(a, Most());
   each(a, [=](float p) { return expf(p - most); });
-  rows.elements.leave(0.0f, a);
-  float part = approximate_reciprocal(rows.team.fold(a, Sum()));
+  row.elements.leave(0.0f, a);
+  float part = approximate_reciprocal(row.team.fold(a, Sum()));
   each(a, [=](float p) { return p * part; });
-  rows.store(d.out, a);
+  row.store(d.out, a);
 }
 
 }  // namespace vtc

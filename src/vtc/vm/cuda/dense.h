@@ -24,14 +24,13 @@ struct Dense {
 #define VTC_DENSE_OF(X, NAME, TYPE) \
   X(NAME##_4, TYPE, 4, false)       \
   X(NAME##_8, TYPE, 8, false)       \
-  X(NAME##_16, TYPE, 16, false)     \
-  X(NAME##_group, TYPE, 8, true)    \
   X(NAME##_groups, TYPE, 16, true)
-#define VTC_DENSE(X)              \
-  VTC_DENSE_OF(X, bf16, T_BF16)   \
-  VTC_DENSE_OF(X, f16, T_F16)     \
+#define VTC_DENSE(X)            \
+  VTC_DENSE_OF(X, bf16, T_BF16) \
+  VTC_DENSE_OF(X, f16, T_F16)   \
   VTC_DENSE_OF(X, f32, T_F32)
 
-constexpr int kDenseElements[] = {4, 8, 16, 8, 16};
+enum DenseForm : int { DENSE_FOUR, DENSE_EIGHT, DENSE_GROUPS };
+constexpr int kDenseElements[] = {4, 8, 16};
 
 }  // namespace vtc

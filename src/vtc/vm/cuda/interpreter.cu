@@ -65,7 +65,7 @@ VTC_FLAT(VTC_FLAT_KERNEL)
       vtc_single_##NAME(const __grid_constant__ vtc::Flat flat) {       \
     vtc::run_single<vtc::TYPE, vtc::FORM, vtc::OP>(flat, blockIdx.x);   \
   }
-VTC_FLAT(VTC_SINGLE_KERNEL)
+VTC_SINGLE(VTC_SINGLE_KERNEL)
 #undef VTC_SINGLE_KERNEL
 
 // Norms and softmax of rows without gaps (dense.h).
@@ -73,7 +73,7 @@ VTC_FLAT(VTC_SINGLE_KERNEL)
   extern "C" __global__ void __launch_bounds__(vtc::kMostTeamThreads, COUNT > 8 ? 1 : 2) \
       vtc_dense_##KIND##_##NAME(const __grid_constant__ vtc::Dense rows) {             \
     vtc::dense_##KIND<vtc::TYPE, COUNT, GROUPED>(                                      \
-        rows, blockIdx.x, gridDim.x, reinterpret_cast<float*>(vtc::shared_memory()));  \
+        rows, blockIdx.x, reinterpret_cast<float*>(vtc::shared_memory()));             \
   }
 #define VTC_DENSE_NORM(...) VTC_DENSE_KERNEL(norm, __VA_ARGS__)
 #define VTC_DENSE_SOFTMAX(...) VTC_DENSE_KERNEL(softmax, __VA_ARGS__)

@@ -90,7 +90,6 @@ __device__ __forceinline__ void choose(int op, float number, int second, int thi
 #pragma unroll
     for (int n = 0; n < kCount; ++n) chosen |= static_cast<uint32_t>(f(a.x[n])) << n;
   });
-  if constexpr (kCount == 1) return apply_simple(chosen ? second : third, a, b);
   ValuesOf<kCount> other = a;
   apply_simple(second, a, b);
   apply_simple(third, other, b);

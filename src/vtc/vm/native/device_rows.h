@@ -55,6 +55,8 @@ void choose_blocks(Rows& own);
 constexpr int kRowGroupFunctions = 0 VTC_ROW_GROUPS(VTC_COUNT);
 constexpr int kFlatFunctions = 0 VTC_FLAT(VTC_COUNT);
 constexpr int kFlatOfType = kFlatFunctions / 3;
+constexpr int kSingleFunctions = 0 VTC_SINGLE(VTC_COUNT);
+constexpr int kSingleOfType = kSingleFunctions / 3;
 constexpr int kDenseFunctions = 0 VTC_DENSE(VTC_COUNT);
 constexpr int kDenseOfType = kDenseFunctions / 3;
 #undef VTC_COUNT
@@ -70,7 +72,7 @@ enum RowsFunction : int {
   ROWS_FUNCTION_SOFTMAX_GROUPS = ROWS_FUNCTION_NORM_GROUPS + kRowGroupFunctions,
   ROWS_FUNCTION_FLAT = ROWS_FUNCTION_SOFTMAX_GROUPS + kRowGroupFunctions,
   ROWS_FUNCTION_SINGLE = ROWS_FUNCTION_FLAT + kFlatFunctions,
-  ROWS_FUNCTION_DENSE_NORM = ROWS_FUNCTION_SINGLE + kFlatFunctions,
+  ROWS_FUNCTION_DENSE_NORM = ROWS_FUNCTION_SINGLE + kSingleFunctions,
   ROWS_FUNCTION_DENSE_SOFTMAX = ROWS_FUNCTION_DENSE_NORM + kDenseFunctions,
   kRowsFunctions = ROWS_FUNCTION_DENSE_SOFTMAX + kDenseFunctions,
 };
@@ -83,7 +85,7 @@ enum RowsFunction : int {
 constexpr const char* kRowsNames[kRowsFunctions] = {
     "vtc_map",    "vtc_map_halves", "vtc_norm",
     "vtc_softmax", "vtc_rotary",    VTC_ROW_GROUPS(VTC_NORM_NAME)
-    VTC_ROW_GROUPS(VTC_SOFTMAX_NAME) VTC_FLAT(VTC_FLAT_NAME) VTC_FLAT(VTC_SINGLE_NAME)
+    VTC_ROW_GROUPS(VTC_SOFTMAX_NAME) VTC_FLAT(VTC_FLAT_NAME) VTC_SINGLE(VTC_SINGLE_NAME)
     VTC_DENSE(VTC_DENSE_NORM_NAME) VTC_DENSE(VTC_DENSE_SOFTMAX_NAME)};
 #undef VTC_NORM_NAME
 #undef VTC_SOFTMAX_NAME
