@@ -95,8 +95,9 @@ def heads_rotated(width, normed):
 # Kernels for rows, by name: norms and softmax of groups of elements, and what flat ranges compute.
 GROUPS = [f"{t}_{n}{a}" for t in ("bf16", "f16") for a in ("", "_any") for n in (1, 2)]
 GROUPS += ["f32_1", "f32_2"]
-FORMS = (
+DENSE = [f"{t}_{n}" for t in ("bf16", "f16", "f32") for n in (4, 8, "groups")]
+SINGLE = (
     *("copy", "exp", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh"),
     *(f"{f}_{op}" for f in ("gate", "bias") for op in ("sigmoid", "silu", "gelu", "gelu_tanh")),
-    *("binary", "choose", "any"),
 )
+FORMS = (*SINGLE, "binary", "choose", "any")

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from patterns.device_operators import FORMS, GROUPS, ROW_OPERATORS, heads_rotated, rotated, turned
+from patterns.device_operators import (
+    DENSE,
+    FORMS,
+    GROUPS,
+    ROW_OPERATORS,
+    SINGLE,
+    heads_rotated,
+    rotated,
+    turned,
+)
 from program.generate import generate
 from vm import conformance, cuda_on_cpu
 from vtc import Options
@@ -315,15 +324,28 @@ def rows_of(monkeypatch, run, *args):
     return on_the_twin(run, *args)[0], kinds
 
 
+TYPES = ("bf16", "f16", "f32")
 # RowsFunction of device_rows.h, by name.
 FUNCTIONS = [
     *("map", "map_halves", "norm", "softmax", "rotary"),
     *(f"{kind}_{g}" for kind in ("norm", "softmax") for g in GROUPS),
-    *(f"flat_{t}_{f}" for t in ("bf16", "f16", "f32") for f in FORMS),
+    *(f"flat_{t}_{f}" for t in TYPES for f in FORMS),
+    *(f"single_{t}_{f}" for t in TYPES for f in SINGLE),
+    *(f"dense_{kind}_{g}" for kind in ("norm", "softmax") for g in DENSE),
 ]
 ROTARY = FUNCTIONS.index("rotary")
 functional = torch.nn.functional
-ROW_SHAPES = [(1, 73), (5, 7), (23, 333), (9, 4096), (40, 512), (600, 40), (2, 5120), (2, 7777)]
+ROW_SHAPES = [
+    (1, 73),
+    (5, 7),
+    (23, 333),
+    (9, 4096),
+    (40, 512),
+    (600, 40),
+    (2, 5120),
+    (2, 7777),
+    (1030, 255),
+]
 FORM_OF = {
     "copy": "copy",
     "unary": "exp",
@@ -344,13 +366,14 @@ def expected_function(name, shape, dtype):
     kind, columns = ROW_OPERATORS[name][0], shape[1]
     short = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
     if kind == "map":
-        return f"flat_{short}_{FORM_OF[name]}"
-    ragged = columns % 8 != 0
-    if ragged and dtype == torch.float32:
-        return kind
-    groups = (columns + (7 if ragged else 0) + 7) // 8
-    few = groups <= 512 and shape[0] * groups <= 1024
-    return f"{kind}_{short}_{1 if few else 2}{'_any' if ragged else ''}"
+        form = FORM_OF[name]
+        single = form in SINGLE and shape[0] * columns <= 1 << 18
+        return f"{'single' if single else 'flat'}_{short}_{form}"
+    if columns % 8 == 0:
+        return f"dense_{kind}_{short}_groups"
+    if columns > 4096:
+        return kind if dtype == torch.float32 else f"{kind}_{short}_2_any"
+    return f"dense_{kind}_{short}_{8 if shape[0] * columns > 1 << 17 else 4}"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from patterns.device_operators import FORMS, GROUPS
+from patterns.device_operators import DENSE, FORMS, GROUPS, SINGLE
 from vtc.errors import EngineUnavailableError
 from vtc.vm import device
 
@@ -22,6 +22,9 @@ REGISTERS = {
     **{f"vtc_norm_{g}": 64 for g in ("bf16_1", "f16_1", "f32_1")},
     **{f"vtc_softmax_{g}": 80 if "f32" in g else 64 for g in GROUPS},
     **{f"vtc_flat_{t}_{f}": 40 for t in ("bf16", "f16", "f32") for f in FORMS},
+    **{f"vtc_single_{t}_{f}": 32 for t in ("bf16", "f16", "f32") for f in SINGLE},
+    **{f"vtc_dense_softmax_{g}": 64 for g in DENSE},
+    **{f"vtc_dense_norm_{g}": 128 if g == "f32_groups" else 64 for g in DENSE},
 }
 
 

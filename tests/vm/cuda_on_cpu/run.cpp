@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "../../../src/vtc/vm/cuda/dense.cuh"
 #include "../../../src/vtc/vm/cuda/flat.cuh"
 #include "../../../src/vtc/vm/cuda/launch.cuh"
 #include "../../../src/vtc/vm/cuda/padded.cuh"
@@ -86,6 +87,25 @@ Kernel flat_kernel() {
   };
 }
 
+template <int kType, int kForm, int kOp>
+Kernel single_kernel() {
+  return [](const void* flat, unsigned block, unsigned) {
+    vtc::run_single<kType, kForm, kOp>(*static_cast<const vtc::Flat*>(flat), block);
+  };
+}
+
+template <bool kNorm, int kType, int kCount, bool kGrouped>
+Kernel dense_kernel() {
+  return [](const void* rows, unsigned block, unsigned) {
+    const vtc::Dense& own = *static_cast<const vtc::Dense*>(rows);
+    float* kept = reinterpret_cast<float*>(vtc::shared_memory());
+    if constexpr (kNorm)
+      vtc::dense_norm<kType, kCount, kGrouped>(own, block, kept);
+    else
+      vtc::dense_softmax<kType, kCount, kGrouped>(own, block, kept);
+  };
+}
+
 Kernel rows_kernel(void (*run)(const vtc::Rows&, unsigned)) {
   return [=](const void* rows, unsigned block, unsigned) {
     run(*static_cast<const vtc::Rows*>(rows), block);
@@ -97,16 +117,23 @@ const std::vector<Kernel>& row_kernels() {
 #define VTC_NORM(NAME, TYPE, GROUPS, ANY) norm_kernel<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>(),
 #define VTC_SOFTMAX(NAME, TYPE, GROUPS, ANY) softmax_kernel<vtc::RowGroups<vtc::TYPE, GROUPS, ANY>>(),
 #define VTC_FLAT_KERNEL(NAME, TYPE, FORM, OP) flat_kernel<vtc::TYPE, vtc::FORM, vtc::OP>(),
+#define VTC_SINGLE_KERNEL(NAME, TYPE, FORM, OP) single_kernel<vtc::TYPE, vtc::FORM, vtc::OP>(),
+#define VTC_DENSE_NORM(NAME, TYPE, COUNT, GROUPED) dense_kernel<true, vtc::TYPE, COUNT, GROUPED>(),
+#define VTC_DENSE_SOFTMAX(NAME, TYPE, COUNT, GROUPED) dense_kernel<false, vtc::TYPE, COUNT, GROUPED>(),
   static const std::vector<Kernel> all{
       rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::map_rows(d, block); }),
       rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::map_halves(d, block); }),
       norm_kernel<vtc::RowElements>(),
       softmax_kernel<vtc::RowElements>(),
       rows_kernel([](const vtc::Rows& d, unsigned block) { vtc::rotary_rows(d, block); }),
-      VTC_ROW_GROUPS(VTC_NORM) VTC_ROW_GROUPS(VTC_SOFTMAX) VTC_FLAT(VTC_FLAT_KERNEL)};
+      VTC_ROW_GROUPS(VTC_NORM) VTC_ROW_GROUPS(VTC_SOFTMAX) VTC_FLAT(VTC_FLAT_KERNEL)
+      VTC_SINGLE(VTC_SINGLE_KERNEL) VTC_DENSE(VTC_DENSE_NORM) VTC_DENSE(VTC_DENSE_SOFTMAX)};
 #undef VTC_NORM
 #undef VTC_SOFTMAX
 #undef VTC_FLAT_KERNEL
+#undef VTC_SINGLE_KERNEL
+#undef VTC_DENSE_NORM
+#undef VTC_DENSE_SOFTMAX
   return all;
 }
 

@@ -50,11 +50,10 @@ __device__ __forceinline__ void compute_flat(const Flat& d, ValuesOf<kCount>& a,
   }
 }
 
-// The n-th of the elements that are in no group.
+// The element i, if there is one.
 template <int kType, int kForm, int kOp>
-__device__ __forceinline__ void run_edge(const Flat& d, int n) {
+__device__ __forceinline__ void run_element(const Flat& d, int i) {
   constexpr int kSize = itemsize(kType);
-  int inner = d.groups * kRun, i = n < d.head ? n : n + inner;
   if (i >= d.count) return;
   auto load = [&](uint64_t address, int at) {
     const char* from = reinterpret_cast<const char*>(address) + static_cast<int64_t>(at) * kSize;
@@ -71,7 +70,13 @@ __device__ __forceinline__ void run_edge(const Flat& d, int n) {
   store_element_as<kType>(to, a.x[0]);
 }
 
-// The block of threads `block`.
+// The block of threads `block`, with an element a thread.
+template <int kType, int kForm, int kOp>
+__device__ __forceinline__ void run_single(const Flat& d, unsigned block) {
+  run_element<kType, kForm, kOp>(d, static_cast<int>(block) * d.threads + own_thread());
+}
+
+// The block of threads `block`, with a group a thread.
 template <int kType, int kForm, int kOp>
 __device__ __forceinline__ void run_flat(const Flat& d, unsigned block) {
   constexpr int kSize = itemsize(kType);
@@ -79,8 +84,9 @@ __device__ __forceinline__ void run_flat(const Flat& d, unsigned block) {
   if (__builtin_expect(group >= d.groups, 0)) {
     // Of the last block, all of whose threads are behind the last group.
     int behind = (d.groups + d.threads - 1) / d.threads * d.threads;
-    if (group >= behind) run_edge<kType, kForm, kOp>(d, group - behind);
-    return;
+    if (group < behind) return;
+    int n = group - behind, inner = d.groups * kRun;
+    return run_element<kType, kForm, kOp>(d, n < d.head ? n : n + inner);
   }
   int first = d.head + group * kRun;
   int64_t offset = static_cast<int64_t>(first) * kSize;

@@ -13,7 +13,8 @@
 // The first three are for the operators that are frequent there, a kernel for each: where a kernel has a
 // switch over all of them, its warps wait for instructions. A thread has a group of 8 elements that is
 // aligned; elements ahead of the first group and behind the last one are the last block's, one a thread.
-// x, y and out are aligned alike.
+// x, y and out are aligned alike. Of the frequent operators there are kernels of an element a thread, too,
+// for tensors that a device has threads for, wherever they begin.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ struct Flat {
 };
 
 // X(name, type of the elements, form, op), where D_B_TO_A stands for no operator.
-#define VTC_FLAT_OF(X, NAME, TYPE)                         \
+#define VTC_SINGLE_OF(X, NAME, TYPE)                       \
   X(NAME##_copy, TYPE, FLAT_UNARY, D_B_TO_A)               \
   X(NAME##_exp, TYPE, FLAT_UNARY, D_EXP)                   \
   X(NAME##_tanh, TYPE, FLAT_UNARY, D_TANH)                 \
@@ -49,13 +50,14 @@ struct Flat {
   X(NAME##_bias_sigmoid, TYPE, FLAT_BIAS, D_SIGMOID)       \
   X(NAME##_bias_silu, TYPE, FLAT_BIAS, D_SILU)             \
   X(NAME##_bias_gelu, TYPE, FLAT_BIAS, D_GELU)             \
-  X(NAME##_bias_gelu_tanh, TYPE, FLAT_BIAS, D_GELU_TANH)   \
-  X(NAME##_binary, TYPE, FLAT_BINARY, D_B_TO_A)            \
-  X(NAME##_choose, TYPE, FLAT_CHOOSE, D_B_TO_A)            \
+  X(NAME##_bias_gelu_tanh, TYPE, FLAT_BIAS, D_GELU_TANH)
+#define VTC_FLAT_OF(X, NAME, TYPE)              \
+  VTC_SINGLE_OF(X, NAME, TYPE)                  \
+  X(NAME##_binary, TYPE, FLAT_BINARY, D_B_TO_A) \
+  X(NAME##_choose, TYPE, FLAT_CHOOSE, D_B_TO_A) \
   X(NAME##_any, TYPE, FLAT_ANY, D_B_TO_A)
-#define VTC_FLAT(X)                \
-  VTC_FLAT_OF(X, bf16, T_BF16)     \
-  VTC_FLAT_OF(X, f16, T_F16)       \
-  VTC_FLAT_OF(X, f32, T_F32)
+#define VTC_OF_TYPES(OF, X) OF(X, bf16, T_BF16) OF(X, f16, T_F16) OF(X, f32, T_F32)
+#define VTC_FLAT(X) VTC_OF_TYPES(VTC_FLAT_OF, X)
+#define VTC_SINGLE(X) VTC_OF_TYPES(VTC_SINGLE_OF, X)
 
 }  // namespace vtc

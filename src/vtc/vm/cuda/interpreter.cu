@@ -2,6 +2,7 @@
 // too many for that, or are to be replaced between replays; they are read from shared memory.
 #include "ptx.cuh"
 
+#include "dense.cuh"
 #include "flat.cuh"
 #include "launch.cuh"
 #include "padded.cuh"
@@ -59,6 +60,28 @@ VTC_ROW_GROUPS(VTC_SOFTMAX)
   }
 VTC_FLAT(VTC_FLAT_KERNEL)
 #undef VTC_FLAT_KERNEL
+#define VTC_SINGLE_KERNEL(NAME, TYPE, FORM, OP)                         \
+  extern "C" __global__ void __launch_bounds__(vtc::kMostRowThreads)    \
+      vtc_single_##NAME(const __grid_constant__ vtc::Flat flat) {       \
+    vtc::run_single<vtc::TYPE, vtc::FORM, vtc::OP>(flat, blockIdx.x);   \
+  }
+VTC_SINGLE(VTC_SINGLE_KERNEL)
+#undef VTC_SINGLE_KERNEL
+
+// Norms and softmax of rows without gaps (dense.h).
+#define VTC_DENSE_KERNEL(KIND, NAME, TYPE, COUNT, GROUPED)                             \
+  extern "C" __global__ void __launch_bounds__(vtc::kMostTeamThreads, COUNT > 8 ? 1 : 2) \
+      vtc_dense_##KIND##_##NAME(const __grid_constant__ vtc::Dense rows) {             \
+    vtc::dense_##KIND<vtc::TYPE, COUNT, GROUPED>(                                      \
+        rows, blockIdx.x, reinterpret_cast<float*>(vtc::shared_memory()));             \
+  }
+#define VTC_DENSE_NORM(...) VTC_DENSE_KERNEL(norm, __VA_ARGS__)
+#define VTC_DENSE_SOFTMAX(...) VTC_DENSE_KERNEL(softmax, __VA_ARGS__)
+VTC_DENSE(VTC_DENSE_NORM)
+VTC_DENSE(VTC_DENSE_SOFTMAX)
+#undef VTC_DENSE_NORM
+#undef VTC_DENSE_SOFTMAX
+#undef VTC_DENSE_KERNEL
 
 // Copies around the library's products (padded.h).
 extern "C" __global__ void __launch_bounds__(vtc::kPadThreads)

@@ -68,27 +68,28 @@ __device__ __forceinline__ void apply_simple(int op, ValuesOf<kCount>& a, const 
   }
 }
 
-// A bit an element: compare(x, number). Which of less, equal, greater and unordered are true of an
-// operator is found once.
-template <int kCount>
-__device__ __forceinline__ uint32_t compared(int op, const ValuesOf<kCount>& a, float number) {
-  bool less = op == D_LT || op == D_LE || op == D_NE, equal = op == D_EQ || op == D_LE || op == D_GE;
-  bool greater = op == D_GT || op == D_GE || op == D_NE, unordered = op == D_NE;
-  uint32_t chosen = 0;
-#pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    float x = a.x[n];
-    bool known = x < number ? less : x > number ? greater : x == number ? equal : unordered;
-    chosen |= static_cast<uint32_t>(known) << n;
+// body(f), where f(x) = whether compare(x, number).
+template <class Body>
+__device__ __forceinline__ void with_comparison(int op, float number, Body body) {
+  switch (op) {
+    case D_EQ: return body([=](float x) { return x == number; });
+    case D_NE: return body([=](float x) { return x != number; });
+    case D_LT: return body([=](float x) { return x < number; });
+    case D_LE: return body([=](float x) { return x <= number; });
+    case D_GT: return body([=](float x) { return x > number; });
+    default: return body([=](float x) { return x >= number; });
   }
-  return chosen;
 }
 
 // A = compare(A, number) ? second(A, B) : third(A, B).
 template <int kCount>
-__device__ __forceinline__ void choose(const int op, float number, int second, int third,
+__device__ __forceinline__ void choose(int op, float number, int second, int third,
                                        ValuesOf<kCount>& a, const ValuesOf<kCount>& b) {
-  uint32_t chosen = compared(op, a, number);
+  uint32_t chosen = 0;
+  with_comparison(op, number, [&](auto f) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) chosen |= static_cast<uint32_t>(f(a.x[n])) << n;
+  });
   ValuesOf<kCount> other = a;
   apply_simple(second, a, b);
   apply_simple(third, other, b);

@@ -1,4 +1,4 @@
-// Operations on rows for which rows make no difference (cuda/flat.h).
+// Operations on rows without gaps (cuda/flat.h, cuda/dense.h).
 #include <limits>
 #include <utility>
 
@@ -10,22 +10,6 @@ namespace vtc {
 namespace {
 
 constexpr int64_t kMostElements = std::numeric_limits<int32_t>::max() / 2;
-
-// Does each row begin where the one before ends?
-bool has_no_gaps(const Rows& r, const RowOperand& own) {
-  int64_t pitch = int64_t{r.columns} * own.size;
-  for (int n = kRowAxes - 1; n >= kRowAxes - r.axes; --n) {
-    if (own.pitch[n] != pitch) return false;
-    pitch *= r.sizes[n];
-  }
-  return true;
-}
-
-bool is_one_row(const Rows& r, const RowOperand& own) {
-  for (int n = kRowAxes - r.axes; n < kRowAxes; ++n)
-    if (own.pitch[n]) return false;
-  return true;
-}
 
 struct FlatFunction {
   int form, op;
@@ -56,6 +40,21 @@ int function_of(const Rows& r, bool two) {
 
 }  // namespace
 
+bool has_no_gaps(const Rows& r, const RowOperand& own) {
+  int64_t pitch = int64_t{r.columns} * own.size;
+  for (int n = kRowAxes - 1; n >= kRowAxes - r.axes; --n) {
+    if (own.pitch[n] != pitch) return false;
+    pitch *= r.sizes[n];
+  }
+  return true;
+}
+
+bool is_one_row(const Rows& r, const RowOperand& own) {
+  for (int n = kRowAxes - r.axes; n < kRowAxes; ++n)
+    if (own.pitch[n]) return false;
+  return true;
+}
+
 void find_flat(RowsKernel& kernel) {
   Rows& r = kernel.form;
   if (r.kind != ROWS_MAP && r.kind != ROWS_CHOOSE) return;
@@ -74,6 +73,22 @@ void find_flat(RowsKernel& kernel) {
   f.number = r.number;
   f.first = r.first, f.second = r.second, f.third = r.third, f.last = r.last, f.compare = r.compare;
   kernel.flat_function = function_of(r, two);
+}
+
+void find_dense(RowsKernel& kernel) {
+  const Rows& r = kernel.form;
+  bool norm = r.kind == ROWS_NORM;
+  if (!norm && r.kind != ROWS_SOFTMAX) return;
+  auto fits = [&](int n, const RowOperand& own) {
+    return kernel.operands[n].buffer < 0 || own.type == r.x.type;
+  };
+  auto rows = [&](int n, const RowOperand& own) {
+    return kernel.operands[n].buffer < 0 || (fits(n, own) && has_no_gaps(r, own));
+  };
+  int rounds = r.x.type == T_BF16 ? D_BF16 : r.x.type == T_F16 ? D_F16 : kNoOperator;
+  kernel.dense = rows(ROW_X, r.x) && rows(ROW_Y, r.y) && rows(ROW_OUT, r.out) && rows(ROW_SUM, r.sum) &&
+                 fits(ROW_SCALE, r.scale) && fits(ROW_SHIFT, r.shift) &&
+                 (!norm || r.first == kNoOperator || r.first == rounds);
 }
 
 }  // namespace vtc

@@ -30,6 +30,7 @@ class RowsMatcher {
     if (!found_.found) return {};
     choose_blocks(form());
     find_flat(found_);
+    find_dense(found_);
     found_.found = int64_t{form().rows} * form().lanes * form().parts <= kMost;
     return found_;
   }

@@ -10,8 +10,15 @@ namespace {
 
 constexpr int64_t kManyBlocks = 264;  // two a processor of a large device
 constexpr int64_t kLeastTeam = 4;      // threads that have a row
+// Elements from which on, or up to which, kernels are the fastest, as measured on one H200.
+constexpr int64_t kFewElements = 1 << 18;  // about the threads that it has at once
+constexpr int64_t kManyElements = 1 << 20;
+constexpr int64_t kHuge = 1 << 25;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The number of a type among those that functions are for.
+int type_number(int type) { return type == T_BF16 ? 0 : type == T_F16 ? 1 : 2; }
 
 // Threads of a block where `all` are wanted: fewer where they would not fill the device.
 int block_of(int64_t all) {
@@ -51,7 +58,7 @@ bool launch_groups(RowsLaunch& own, int processors) {
   r.lanes = static_cast<int>(lanes);
   r.threads = lanes > 32 ? r.lanes : block_of(r.rows * lanes);
   bool norm = r.kind == ROWS_NORM;
-  int type = r.x.type == T_BF16 ? 0 : r.x.type == T_F16 ? 4 : 8;
+  int type = 4 * type_number(r.x.type);
   own.function = (norm ? ROWS_FUNCTION_NORM_GROUPS : ROWS_FUNCTION_SOFTMAX_GROUPS) + type +
                  2 * any + each - 1;
   own.blocks = divide_up(r.rows, r.threads / r.lanes);
@@ -66,23 +73,76 @@ bool launch_groups(RowsLaunch& own, int processors) {
   return true;
 }
 
+// Which function of VTC_DENSE_OF is the fastest for rows without gaps, or -1 where those of launch_groups
+// are, which load 16 bytes at once wherever rows begin, and the next row while one is computed.
+int dense_form(const Rows& r, bool grouped) {
+  int64_t all = int64_t{r.rows} * r.columns, columns = r.columns;
+  bool softmax = r.kind == ROWS_SOFTMAX, wide = columns > kMostTeamThreads * 8;
+  if (grouped) return softmax || all < kHuge ? DENSE_GROUPS : -1;
+  if (wide) return -1;
+  if (r.x.size == 2) {
+    if (!r.centered && all > kManyElements && columns > 1024) return -1;
+    if (softmax && all > kFewElements && columns > 256) return -1;
+  }
+  bool few = all <= kFewElements / 2 && columns <= kMostTeamThreads * 4;
+  bool between = columns > 256 && columns <= 1024 && all < 8 * kFewElements;
+  return few || between || columns <= 128 ? DENSE_FOUR : DENSE_EIGHT;
+}
+
+// A norm or a softmax of rows without gaps. False if it cannot be, or others are faster.
+bool launch_dense(const RowsKernel& kernel, RowsLaunch& own) {
+  if (!kernel.dense) return false;
+  const Rows& r = own.rows;
+  bool grouped = r.columns % 8 == 0;
+  for (const RowOperand* o : {&r.x, &r.y, &r.scale, &r.shift, &r.out, &r.sum})
+    grouped &= o->address % 16 == 0;
+  int form = dense_form(r, grouped);
+  if (form < 0) return false;
+  int64_t lanes = std::max(divide_up(r.columns, kDenseElements[form]), kLeastTeam);
+  lanes = lanes <= 32 ? std::bit_ceil(static_cast<uint64_t>(lanes)) : divide_up(lanes, 32) * 32;
+  bool norm = r.kind == ROWS_NORM;
+  own.dense = {.x = r.x.address,
+               .y = r.y.address,
+               .scale = r.scale.address,
+               .shift = r.shift.address,
+               .out = r.out.address,
+               .sum = r.sum.address,
+               .rows = r.rows,
+               .columns = r.columns,
+               .threads = static_cast<int>(lanes > 32 ? lanes : block_of(r.rows * lanes)),
+               .lanes = static_cast<int>(lanes),
+               .centered = r.centered,
+               .rounded = r.first != kNoOperator,
+               .number = r.number,
+               .share = r.share};
+  own.function = (norm ? ROWS_FUNCTION_DENSE_NORM : ROWS_FUNCTION_DENSE_SOFTMAX) +
+                 type_number(r.x.type) * kDenseOfType + form;
+  own.blocks = divide_up(r.rows, own.dense.threads / lanes);
+  return true;
+}
+
 // A pointwise kernel by its flat form. False if it cannot be.
 bool launch_flat(const RowsKernel& kernel, RowsLaunch& own) {
   const Rows& r = own.rows;
-  // Where rows are aligned and there is much to do, 16 elements a thread are faster: kernels with a switch
-  // over operators soon, others where the rate of the memory is the limit.
-  bool switches = kernel.flat_function == kFlatOfType - 1;
-  int64_t much = int64_t{1} << (switches ? 20 : 25);
-  if (kernel.flat_function < 0 || (r.aligned && kernel.flat.count >= much)) return false;
+  if (kernel.flat_function < 0) return false;
+  // Where rows are aligned and there is much to do, 16 elements a thread cost fewer looks at operators.
+  bool any = kernel.flat_function == kFlatOfType - 1;
+  if (any && r.aligned && kernel.flat.count >= kManyElements) return false;
   Flat& f = own.flat = kernel.flat;
+  f.x = r.x.address, f.y = r.y.address, f.out = r.out.address;
+  int type = type_number(r.x.type);
+  if (kernel.flat_function < kSingleOfType && f.count <= kFewElements) {
+    f.threads = block_of(f.count);
+    own.function = ROWS_FUNCTION_SINGLE + type * kSingleOfType + kernel.flat_function;
+    own.blocks = divide_up(f.count, f.threads);
+    return true;
+  }
   uint64_t beginning = r.x.address % 16;
   if (r.out.address % 16 != beginning) return false;
   if (r.y.address && !f.period && r.y.address % 16 != beginning) return false;
-  f.x = r.x.address, f.y = r.y.address, f.out = r.out.address;
   f.head = std::min(static_cast<int>((16 - beginning) % 16) / r.x.size, f.count);
   f.groups = (f.count - f.head) / 8;
   f.threads = block_of(f.groups);
-  int type = r.x.type == T_BF16 ? 0 : r.x.type == T_F16 ? 1 : 2;
   own.function = ROWS_FUNCTION_FLAT + type * kFlatOfType + kernel.flat_function;
   own.blocks = divide_up(f.groups, f.threads) + (f.groups * 8 < f.count);
   return true;
@@ -115,7 +175,7 @@ void choose_blocks(Rows& own) {
 }
 
 RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointers, int processors) {
-  RowsLaunch own{.rows = kernel.form, .flat = {}};
+  RowsLaunch own{.rows = kernel.form, .flat = {}, .dense = {}};
   Rows& r = own.rows;
   RowOperand* all[] = {&r.x, &r.y, &r.scale, &r.shift, &r.out, &r.sum};
   bool aligned = true, halves = true, map = r.kind == ROWS_MAP || r.kind == ROWS_CHOOSE;
@@ -133,6 +193,7 @@ RowsLaunch launch_of(const RowsKernel& kernel, std::span<const uintptr_t> pointe
   r.aligned = aligned;
   if (map && launch_flat(kernel, own)) return own;
   bool folds = r.kind == ROWS_NORM || r.kind == ROWS_SOFTMAX;
+  if (folds && launch_dense(kernel, own)) return own;
   if (folds && launch_groups(own, processors)) return own;
   int64_t teams = r.threads / r.lanes;
   own.blocks = r.parts > 1 ? int64_t{r.rows} * r.parts : (r.rows + teams - 1) / teams;
