@@ -30,11 +30,12 @@ from vtc.lowering.dvm import (
     rules_pointwise,
     rules_pool,
 )
-from vtc.lowering.dvm.calls import called, in_library, new_symbols
+from vtc.lowering.dvm.calls import ATTENTION, called, in_library, new_symbols
 from vtc.lowering.dvm.decompose import decomposition
 from vtc.lowering.dvm.graph import Graph
 from vtc.lowering.dvm.hints import Hints, check_indices, check_squeeze
 from vtc.lowering.dvm.loops import Loop, submodule
+from vtc.lowering.dvm.masks import unmasked
 from vtc.lowering.dvm.nodes import Conditional, Node, Scatter, Unsupported, Weak
 from vtc.lowering.dvm.plan import CPU, SliceBounds
 from vtc.lowering.dvm.rules import RULES, Lowering, dtype_of, shape_of
@@ -234,6 +235,8 @@ def _operator(
     own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any, calls: bool
 ) -> Any:
     value = value_of(node)
+    if target is ATTENTION:
+        args, kwargs = unmasked(own.graph.closed, args, kwargs)
     try:
         if new_symbols(own, value):
             raise Unsupported("a size that depends on data")
