@@ -32,8 +32,8 @@ class Graph:
     """Makes nodes; equal ones once. `results` lists the nodes that calls and branches give.
 
     What broadcasts a size that is a symbol raises TooWide. lacks: operators and reductions that
-    the machine at hand does not have: making one raises Unsupported. closed: what is known of
-    integers, which is not computed.
+    the machine at hand does not have, making one of which raises Unsupported, and forms that rules
+    refuse there. closed: what is known of integers, which is not computed.
     """
 
     interned: dict[Any, Node] = field(default_factory=dict)

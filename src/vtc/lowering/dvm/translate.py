@@ -22,6 +22,7 @@ from vtc.graph.movement import BoundMovement, is_movement_target, movement_of
 from vtc.graph.program import Program, value_of
 from vtc.lowering.dvm import (
     rules_activation,
+    rules_adaptive,
     rules_contract,
     rules_convolution,
     rules_fold,
@@ -53,10 +54,11 @@ RULE_FILES = (
     rules_contract,
     rules_convolution,
     rules_pool,
+    rules_adaptive,
 )
 
-# What the device's interpreter has no instructions for.
-_LACKS = frozenset({"matmul", "attention", "convolution", "scan"})
+# What the device's interpreter has no instructions for, or no room: the places in pools' windows.
+_LACKS = frozenset({"matmul", "attention", "convolution", "scan", "places"})
 # Checks of Dynamo's, which hold by the guards of the captured graph.
 _CHECKS = {
     aten._assert_scalar.default,
@@ -147,6 +149,8 @@ def _translated(
         return _item(own, node, calls)
     if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
         return plain(value)
+    if target is aten.size.default:
+        return tuple(map(plain, value))
     if isinstance(value, torch.SymFloat):
         return _float(own, node)
     if isinstance(value, torch.SymBool):
