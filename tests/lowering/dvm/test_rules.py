@@ -435,7 +435,8 @@ def test_a_rule_gives_what_eager_pytorch_gives(case: Case) -> None:
 @pytest.mark.parametrize("name", PLACES)
 def test_a_pool_tells_the_places_that_eager_pytorch_tells(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    calls = [(tied(2, m, 4, n, 11),) for m, n in ((3, 12), (5, 7))]
+    # Lengths of one parity: before PyTorch 2.14 its shape function guards on that.
+    calls = [(tied(2, m, 4, n, 11),) for m, n in ((3, 12), (5, 8))]
     if name != "of volumes":
         calls = [(x[:, :, 0],) for (x,) in calls]
     if dtype is torch.int64:
