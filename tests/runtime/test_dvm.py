@@ -395,3 +395,16 @@ def test_a_branch_on_a_size_of_1_costs_one_capture_more(monkeypatch: Any, batche
         args = torch.randn(batch, 4, 9 + n, 8), torch.randn(1, 9 + n)
         torch.testing.assert_close(compiled(*args), attend(*args), rtol=1e-4, atol=1e-4)
     assert len(traces) == counters.captures == 2
+
+
+@pytest.mark.parametrize("dims", [(1, 3, 5, 7, 9), (0, 2, 4, 6, 8), (9, 7, 1, 4)])
+@torch.no_grad()
+def test_folds_over_many_dimensions_apart_are_kernels(dims: tuple[int, ...]) -> None:
+    def f(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        mean = x.exp().mean(dims, keepdim=True)
+        return mean, (x - mean).amax(dims), n.sum(dims), n.amin(dims) * 2
+
+    compiled = vtc.compile(f, engine="dvm")
+    for sizes in ((2, 3, 2, 2, 2, 3, 2, 2, 3, 2, 2), (3, 2, 2, 3, 2, 2, 2, 2, 2, 3, 3)):
+        args = r(sizes), torch.randint(-9, 9, sizes)
+        torch.testing.assert_close(compiled(*args), f(*args))

@@ -153,3 +153,39 @@ def test_strides_of_stock_are_mended_at_every_call() -> None:
         (found,) = run()
         assert torch.equal(found, call[0])
         assert found.stride() == (1, 3)
+
+
+def test_what_hides_strides_at_the_first_call_does_not_at_the_next() -> None:
+    """A dimension of one element has no stride that shows."""
+    form = {0: Form(~0, View((3, 2), (1, 3), 0))}
+    calls = [[torch.randn(1, 2)], [padded(torch.randn(3, 2))], [torch.randn(2, 3).t()]]
+    run = as_eager(form, {0: ~0}, *calls)
+    assert run()[0] is calls[0][0]  # of another shape than PyTorch's shape functions say
+    (found,) = run()
+    assert found.stride() == (1, 3)
+    assert torch.equal(found, calls[1][0])
+    assert run()[0] is calls[2][0]
+
+
+def test_memory_that_outputs_without_elements_hide_is_parted_when_they_have_some() -> None:
+    wide = torch.randn(4, 3)
+    run = as_eager({}, {0: ~0, 1: ~1}, [wide[:0], wide[:0]], [wide, wide[:2]])
+    assert run()[1].numel() == 0
+    whole, part = run()
+    part.zero_()
+    assert whole is wide
+    assert wide.all()
+
+
+def test_outputs_are_looked_into_again_only_for_other_strides() -> None:
+    form = {0: Form(~0, View((3, 2), (1, 3), 0)), 1: Form(~1, View((0, 2), (2, 1), 0))}
+    plain, turned, nothing = torch.randn(3, 2), torch.randn(2, 3).t(), torch.empty(0, 2)
+    calls = [[x, nothing] for x in (plain, plain, turned, turned, plain)]
+    run, asked = as_eager(form, {0: ~0, 1: ~1}, *calls), []
+    looked = run._look
+    run._look = lambda *given: asked.append(0) or looked(*given)
+    for call in calls:
+        (found, _) = run()
+        assert torch.equal(found, call[0])
+        assert found.stride() == (1, 3)
+    assert len(asked) == 3

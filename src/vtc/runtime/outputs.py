@@ -7,7 +7,7 @@ them as copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,13 @@ class Placed:
         for k, form in forms.items():
             storages.setdefault(form.storage, {})[k] = form.view
         self.together = list(storages.values())
+        # Those with a place for each element, from the first byte on.
+        self.plain = {
+            view
+            for views in self.together
+            for view in views.values()
+            if not view.offset and 0 not in view.stride and not _overlaps(view.shape, view.stride)
+        }
 
     def moves(self, outputs: Sequence[Any]) -> bool:
         """Has one of the outputs other strides, as an element shows?"""
@@ -91,18 +98,30 @@ class Placed:
         """The outputs, those copied of which an element shows that the strides differ."""
         made = list(outputs)
         for views in self.together:
-            if any(not _shows(outputs[k], v) for k, v in views.items()):
-                ends = (
-                    made[k].itemsize * (v.offset + extent_of(v.shape, v.stride))
-                    for k, v in views.items()
-                )
-                device = outputs[min(views)].device
-                held = torch.empty(max(ends), dtype=torch.uint8, device=device).untyped_storage()
-                for k, v in views.items():
-                    empty = torch.empty(0, dtype=made[k].dtype, device=device)
-                    made[k] = empty.set_(held, v.offset, v.shape, v.stride)
-                    _store(made[k], outputs[k], v)
+            if all(_shows(outputs[k], v) for k, v in views.items()):
+                continue
+            ((k, view), *others) = views.items()
+            if others or view not in self.plain:
+                self._together(made, views)
+            else:
+                own = outputs[k]
+                made[k] = torch.empty_strided(
+                    view.shape, view.stride, dtype=own.dtype, device=own.device
+                ).copy_(own)
         return tuple(made)
+
+    @staticmethod
+    def _together(made: list[Any], views: Mapping[int, View]) -> None:
+        """Outputs in one storage, as views of a copy."""
+        ends = (
+            made[k].itemsize * (v.offset + extent_of(v.shape, v.stride)) for k, v in views.items()
+        )
+        device = made[min(views)].device
+        held = torch.empty(max(ends), dtype=torch.uint8, device=device).untyped_storage()
+        for k, v in views.items():
+            empty = torch.empty(0, dtype=made[k].dtype, device=device)
+            own, made[k] = made[k], empty.set_(held, v.offset, v.shape, v.stride)
+            _store(made[k], own, v)
 
 
 class AsEager:
@@ -110,7 +129,8 @@ class AsEager:
 
     It returns some views as dense tensors, and others as views of what another output is a view of,
     or of an argument: what is written into one shows in the other then. Which ones, the first call
-    tells; where there are none, that is all. `storages` as `Program.storages`, `forms` as
+    tells, or the first in which they have elements and strides that show: it is looked into again
+    where outputs come with other strides. `storages` as `Program.storages`, `forms` as
     `Schedule.forms`.
     """
 
@@ -118,18 +138,30 @@ class AsEager:
         self, call: Callable[..., Any], forms: Mapping[int, Form], storages: Mapping[int, int]
     ) -> None:
         self.call, self.storages = call, storages
-        self.placed = Placed(forms)
-        self.pending, self.moved, self.apart = True, False, frozenset[int]()
+        self.placed, self.formed = Placed(forms), sorted(forms)
+        self.views = {k: form.view for k, form in forms.items() if 0 not in form.view.shape}
+        self.hidden, self.strides = True, list[tuple[int, ...]]()
+        self.moved, self.apart = False, frozenset[int]()
 
     def __call__(self, *args: Any) -> Any:
         outputs = self.call(*args)
-        if self.pending:
-            self.apart = self._shared(outputs, args)
+        if self.hidden or [outputs[k].stride() for k in self.formed] != self.strides:
+            self._look(outputs, args)
         if self.apart:
-            outputs = [o.clone() if k in self.apart else o for k, o in enumerate(outputs)]
-        if self.pending:
-            self.pending, self.moved = False, self.placed.moves(outputs)
+            outputs = _parted(outputs, self.apart)
         return self.placed(outputs) if self.moved else outputs
+
+    def _look(self, outputs: Sequence[Any], args: Sequence[Any]) -> None:
+        """Find out what is to be mended, and whether a call with other sizes may show more."""
+        self.apart = self._shared(outputs, args)
+        self.moved = self.placed.moves(_parted(outputs, self.apart))
+        self.strides = [outputs[k].stride() for k in self.formed]
+        empty = any(
+            isinstance(own := outputs[k], Tensor) and not own.numel()
+            for k in self.storages
+            if k in self.views or k not in self.formed
+        )
+        self.hidden = empty or any(outputs[k].shape != v.shape for k, v in self.views.items())
 
     def _shared(self, outputs: Sequence[Any], args: Sequence[Any]) -> frozenset[int]:
         """The outputs in storage of an argument, or of an output before, that is another's."""
@@ -147,12 +179,17 @@ class AsEager:
         return frozenset(found)
 
 
+def _parted(outputs: Sequence[Any], shared: Collection[int]) -> Sequence[Any]:
+    """The outputs, some as clones."""
+    return [o.clone() if k in shared else o for k, o in enumerate(outputs)]
+
+
 def _shows(tensor: Tensor, view: View) -> bool:
     """Are the strides that an element of the tensor shows those of the view?"""
-    shape = view.shape
-    if tensor.shape != shape:  # shape functions of PyTorch's err at times
+    shape, stride = view.shape, tensor.stride()
+    if stride == view.stride or tensor.shape != shape:  # PyTorch's shape functions err at times
         return True
-    return seen(shape, tensor.stride()) == seen(shape, view.stride)
+    return seen(shape, stride) == seen(shape, view.stride)
 
 
 def _store(target: Tensor, values: Tensor, view: View) -> None:

@@ -291,7 +291,43 @@ POOLS: dict[str, Case] = {
         ),
         lambda m, n: (r(2, m, 12),),
     ),
-    "adaptive": (lambda x: F.adaptive_avg_pool2d(x, 1), lambda m, n: (r(2, m, n, 5),)),
+    "pools of one image": (
+        lambda x: (F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3), F.adaptive_avg_pool2d(x, 1)),
+        lambda m, n: (r(m, 9, 12),),
+    ),
+    "pools of wide windows": (
+        lambda x: (
+            F.max_pool2d(x, 9, 2, 3),
+            F.max_pool2d(x, 8, 1, 4, 2),
+            F.avg_pool2d(x, 9, 3, 4, count_include_pad=False),
+            F.avg_pool2d(x, (9, 10), 1, ceil_mode=True),
+        ),
+        lambda m, n: (r(2, m, 20, 23),),
+    ),
+    "pools of integers": (
+        lambda x, y: (F.max_pool2d(x, 3, 2, 1), F.max_pool2d(y, 2, 1, 1)),
+        lambda m, n: (
+            torch.randint(-90, 90, (2, m, 9, 12)),
+            torch.randint(0, 256, (2, m, 9, 12), dtype=torch.uint8),
+        ),
+    ),
+}
+
+
+def tied(*shape: int) -> torch.Tensor:
+    """Few different numbers, with NaN among them, and a plane of -inf."""
+    x = torch.randint(0, 4, shape).float()
+    x.view(-1)[::17] = float("nan")
+    x[0, 0] = -float("inf")
+    return x
+
+
+# Pools that tell where they found what they give, over f32, bf16 and integers.
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "padded": lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
+    "dilated": lambda x: F.max_pool2d(x, (2, 3), (1, 2), 1, 2, True, return_indices=True),
+    "of volumes": lambda x: F.max_pool3d(x, 2, 1, 1, return_indices=True),
+    "of all": lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True),
 }
 
 PRODUCTS: dict[str, Case] = {
@@ -378,7 +414,7 @@ PRODUCTS: dict[str, Case] = {
 
 TABLES = {
     "unary": UNARY, "activation": ACTIVATIONS, "binary": BINARY, "fold": FOLDS, "made": MADE,
-    "pad": PADS, "pool": POOLS, "product": PRODUCTS,
+    "pad": PADS, "pool": POOLS,  "product": PRODUCTS,
 }  # fmt: skip
 CASES = [
     pytest.param(case, id=f"{table} {name}")
@@ -393,3 +429,83 @@ def test_a_rule_gives_what_eager_pytorch_gives(case: Case) -> None:
     fn, arguments = case
     tolerance = 2e-2 if any(a.dtype == torch.bfloat16 for a in arguments(4, 4)) else None
     check(fn, arguments(11, 14), arguments(4, 15), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("name", PLACES)
+def test_a_pool_tells_the_places_that_eager_pytorch_tells(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    # Lengths of one parity: before PyTorch 2.14 its shape function guards on that.
+    calls = [(tied(2, m, 4, n, 11),) for m, n in ((3, 12), (5, 8))]
+    if name != "of volumes":
+        calls = [(x[:, :, 0],) for (x,) in calls]
+    if dtype is torch.int64:
+        calls = [(x.nan_to_num(9, -9, -9),) for (x,) in calls]
+        if name == "of all":
+            pytest.skip("eager PyTorch has no such pool of integers")
+    check(PLACES[name], *((x.to(dtype),) for (x,) in calls))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adaptive_pools_into_equal_windows_are_kernels(dtype: torch.dtype) -> None:
+    def f(x: torch.Tensor) -> tuple[Any, ...]:
+        return (
+            F.adaptive_avg_pool2d(x, 1),
+            F.adaptive_avg_pool2d(x[0], (2, 3)),
+            F.adaptive_avg_pool1d(x[0], 4),
+            F.adaptive_avg_pool3d(x, (1, 2, 4)),
+            *F.adaptive_max_pool1d(x[0], 2, return_indices=True),
+            *F.adaptive_max_pool2d(x, (4, 3), return_indices=True),
+            *F.adaptive_max_pool3d(x, (2, 1, 2), return_indices=True),
+        )
+
+    calls = [(tied(2, m, 4, n).to(dtype),) for m, n in ((6, 12), (4, 24))]
+    tolerance = 2e-2 if dtype is torch.bfloat16 else None
+    check(f, *calls, dynamic=False, captures=2, tolerance=tolerance)
+
+
+# What a library runs best between programs: no warning says that it does.
+SCATTERED: dict[str, tuple[Callable[..., Any], Callable[[int, int], tuple[Any, ...]], str]] = {
+    "bilinear": (
+        lambda x, y: F.interpolate(x + 1, size=y.shape[2:], mode="bilinear") * 2,
+        lambda m, n: (r(2, 3, m, n), r(1, 2, 2 * n + 1, m + 5)), "upsample_bilinear2d.vec",
+    ),
+    "bicubic": (
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="bicubic") * 2,
+        lambda m, n: (r(2, 3, m, n),), "upsample_bicubic2d.vec",
+    ),
+    "adaptive": (
+        lambda x: F.adaptive_avg_pool2d(x + 1, (5, 3)) * 2,
+        lambda m, n: (r(2, 3, m, n),), "adaptive_avg_pool2d.default",
+    ),
+    "adaptive with places": (
+        lambda x: F.adaptive_max_pool2d(x + 1, 3, return_indices=True),
+        lambda m, n: (r(2, 3, m, n),), "adaptive_max_pool2d.default",
+    ),
+    "bags": (
+        lambda w, i: F.embedding_bag(i, w, mode="mean") * 2,
+        lambda m, n: (r(50, 8), torch.randint(0, 50, (m, n))), "embedding_bag.padding_idx",
+    ),
+    "bags of several lengths": (
+        lambda w, i, starts: F.embedding_bag(i, w, starts, mode="sum").bfloat16(),
+        lambda m, n: (r(50, 8), torch.randint(0, 50, (m,)), torch.tensor([0, 2, 2])),
+        "embedding_bag.padding_idx",
+    ),
+    "sums of rows": (
+        lambda x, i, y: (x * 2).index_add(0, i, y.exp()) + 1,
+        lambda m, n: (r(7, n), torch.randint(0, 7, (m,)), r(m, n)), "index_add.default",
+    ),
+    "sums of elements": (
+        lambda x, i, y: (x * 2).scatter_add(0, i, y * 3) + 1,
+        lambda m, n: (torch.ones(7, n).long(), torch.randint(0, 7, (m, n)),
+                      torch.randint(0, 9, (m, n))), "scatter_add.default",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("error::vtc.errors.FallbackWarning")
+@pytest.mark.parametrize("name", SCATTERED)
+def test_what_a_library_runs_best_is_called_between_programs(name: str) -> None:
+    fn, arguments, operator = SCATTERED[name]
+    compiled = check(fn, arguments(11, 14), arguments(4, 15), eager=(f"aten.{operator}",))
+    assert all(plan.splits for plan in compiled.plans)

@@ -28,6 +28,21 @@ LIBRARY = {
     aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default,
     aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding,
     aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input,
+    aten.max_pool1d_with_indices.default, aten.max_pool2d_with_indices.default,
+    aten.max_pool3d_with_indices.default,
+}  # fmt: skip
+# What they run best everywhere: a kernel looks up one element after another, and has no sums of
+# what falls on one place. Adaptive pools are those whose windows have several lengths.
+SCATTERED = {
+    aten.embedding_bag.default, aten.embedding_bag.padding_idx,
+    aten.index_add.default, aten.scatter_add.default,
+    aten.upsample_linear1d.vec, aten.upsample_linear1d.default,
+    aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default,
+    aten.upsample_bicubic2d.vec, aten.upsample_bicubic2d.default,
+    aten.upsample_trilinear3d.vec, aten.upsample_trilinear3d.default,
+    aten.adaptive_avg_pool1d.default, aten.adaptive_max_pool1d.default,
+    aten.adaptive_avg_pool2d.default, aten.adaptive_max_pool2d.default,
+    aten.adaptive_avg_pool3d.default, aten.adaptive_max_pool3d.default,
 }  # fmt: skip
 
 
@@ -62,7 +77,7 @@ def called(own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any)
 
 def in_library(own: Translation, target: Any) -> bool:
     """Is the operator a library's on the device at hand?"""
-    return own.device.type == "cuda" and target in LIBRARY
+    return target in SCATTERED or (own.device.type == "cuda" and target in LIBRARY)
 
 
 def layouts(own: Translation, seen: Collection[Node]) -> dict[Node, tuple[Size, ...]]:

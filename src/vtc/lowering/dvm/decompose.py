@@ -29,10 +29,12 @@ def decomposition(
     if not isinstance(target, torch._ops.OpOverload) or seeded in target.tags or not modes:
         raise Unsupported(str(target))
 
+    function = _written_out(target)
+
     def run(*values: Any) -> Any:
         env = dict(zip(given, values, strict=True))
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env.get(n, value_of(n)))
-        return target(*args, **kwargs)
+        return function(*args, **kwargs)
 
     def trace(function: Callable[..., Any]) -> fx.Graph:
         return make_fx(
@@ -53,6 +55,15 @@ def decomposition(
     if any(n.target is target for n in inner) or any(n.op == "get_attr" for n in traced.nodes):
         raise Unsupported(str(target))
     return [n for n in traced.nodes if n.op == "placeholder"], inner, traced.output_node().args[0]
+
+
+def _written_out(target: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The operator; one that C++ composes of others, asking for numbers as sizes, as PyTorch writes
+    it in Python where it does."""
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        target.name(), "CompositeImplicitAutograd"
+    )
+    return torch._decomp.decomposition_table.get(target, target) if composite else target
 
 
 @functools.cache

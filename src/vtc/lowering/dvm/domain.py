@@ -238,11 +238,23 @@ def _appended(root: Node, node: Node, index: Index) -> Domain:
             if place is not None and ("root", place) not in order:
                 order.append(("root", place))
     order[:0] = [("root", d) for d in sorted(_moving(root)) if ("root", d) not in order]
+    apart = _runs(order) > MAX_DIMS
+    if apart:
+        order.sort(key=lambda key: (key[0] == "fold", key[1]))
     places = {key: affine.coordinate(n) for n, key in enumerate(order)}
     own = tuple(places.get(("root", d), ZERO) for d in range(len(root.shape)))
     lengths = tuple(operand.shape[d] if kind == "fold" else root.shape[d] for kind, d in order)
     folds = tuple((places["fold", d], operand.shape[d]) for d in fold.dims)
-    return Domain(lengths, own, folds)
+    domain = Domain(lengths, own, folds)
+    return domain.flattened(len(order) - len(folds)) if apart else domain
+
+
+def _runs(order: Sequence[tuple[str, int]]) -> int:
+    """How many dimensions are left where neighbours of one kind become one, as they do in a kernel
+    on a tensor that lies row by row."""
+    return sum(
+        1 for one, other in zip(order, [("", 0), *order], strict=False) if one[0] != other[0]
+    )
 
 
 def _for_anchor(root: Node, node: Node, index: Index) -> Domain | None:

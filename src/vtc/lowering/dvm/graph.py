@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vtc.index import IndexMap, Piece, Size, sizes
+from vtc.lowering.dvm.closed import COMPARISONS, ClosedForms
 from vtc.lowering.dvm.hints import Hints
 from vtc.lowering.dvm.nodes import (
     LARGE,
@@ -31,13 +32,15 @@ class Graph:
     """Makes nodes; equal ones once. `results` lists the nodes that calls and branches give.
 
     What broadcasts a size that is a symbol raises TooWide. lacks: operators and reductions that
-    the machine at hand does not have: making one raises Unsupported.
+    the machine at hand does not have, making one of which raises Unsupported, and forms that rules
+    refuse there. closed: what is known of integers, which is not computed.
     """
 
     interned: dict[Any, Node] = field(default_factory=dict)
     results: dict[Call | Conditional, tuple[Node, ...]] = field(default_factory=dict)
     hints: Hints = field(default_factory=Hints)
     lacks: frozenset[str] = frozenset()
+    closed: ClosedForms = field(default_factory=ClosedForms)
 
     def node(
         self,
@@ -85,14 +88,26 @@ class Graph:
             raise Unsupported(f"{name} of {' and '.join(sorted(map(str, kinds)))}")
         if name in _FOLDED and all(_is_integer(o) for o in operands):
             return self.const(_FOLDED[name](*(o.constant for o in operands)), operands[0].dtype)
-        if name in _NEUTRAL and not operands[0].dtype.is_float:
-            for kept, idle in (operands, operands[::-1]):
-                neutral = idle.op == "const" and idle.constant is _NEUTRAL[name]
-                if neutral and kept.shape == broadcast(kept.shape, idle.shape):
-                    return kept
-        dtype = DType.BOOL if row.result == "bool" else operands[-1].dtype
         shape = self.joined(*(o.shape for o in operands))
+        dtype = DType.BOOL if row.result == "bool" else operands[-1].dtype
+        known = self._known(name, operands, len(shape))
+        if known is not None:
+            return self.broadcast(self.cast(known, dtype), shape)
         return self.node(name, shape, dtype, operands)
+
+    def _known(self, name: str, operands: Sequence[Node], rank: int) -> Node | None:
+        """The operand, or constant, that the operator's result is whatever the sizes are."""
+        if name == "select":
+            chosen = self.closed.constant(operands[0])
+            return None if chosen is None else operands[1 if chosen else 2]
+        if name in COMPARISONS:
+            holds = self.closed.compared(name, operands[0], operands[1], rank)
+            return None if holds is None else self.const(holds, DType.BOOL)
+        neutral = _NEUTRAL.get((name, operands[0].dtype))
+        for kept, idle in (operands, operands[::-1]) if neutral is not None else ():
+            if self.closed.constant(idle) == neutral:
+                return kept
+        return None
 
     def joined(self, *shapes: Shape) -> Shape:
         """The shape that shapes broadcast to."""
@@ -123,6 +138,12 @@ class Graph:
         return self.node("reduce", shape, dtype, (x,), Fold(name, moving))
 
     def scan(self, name: str, x: Node, dim: int) -> Node:
+        """x folded up to each element along dim."""
+        each = self.closed.constant(x) if name == "sum" and x.dtype is DType.I64 else None
+        if each is not None:
+            count = self.scalar("add", self.iota(x.shape, dim), self.const(1, DType.I64))
+            zero = self.broadcast(self.const(0, DType.I64), x.shape)
+            return self.scalar("mul", count, self.const(each, DType.I64)) if each else zero
         return self.node("scan", x.shape, x.dtype, (x,), Fold(name, (dim,)))
 
     # Movement.
@@ -135,6 +156,8 @@ class Graph:
         stores: Sequence[IndexMap | None] | None = None,
         view: bool = False,
     ) -> Node:
+        if lookups:
+            load, lookups = self.closed.followed(load, sources, lookups)
         own = tuple(stores) if stores is not None else (None,) * len(sources)
         self.hints.check_move(load, [s.shape for s in sources])
         moved = Move(load, len(sources), own, view)
@@ -225,7 +248,7 @@ _FOLDED: dict[str, Callable[[int, int], int]] = {
 
 
 # What leaves an integer or a bool as it is.
-_NEUTRAL: dict[str, Any] = {"add": 0, "and": True, "or": False}
+_NEUTRAL = {("add", DType.I64): 0, ("and", DType.BOOL): 1, ("or", DType.BOOL): 0}
 
 
 def _is_integer(node: Node) -> bool:

@@ -22,6 +22,7 @@ from vtc.graph.movement import BoundMovement, is_movement_target, movement_of
 from vtc.graph.program import Program, value_of
 from vtc.lowering.dvm import (
     rules_activation,
+    rules_adaptive,
     rules_contract,
     rules_convolution,
     rules_fold,
@@ -30,11 +31,12 @@ from vtc.lowering.dvm import (
     rules_pointwise,
     rules_pool,
 )
-from vtc.lowering.dvm.calls import called, in_library, new_symbols
+from vtc.lowering.dvm.calls import ATTENTION, called, in_library, new_symbols
 from vtc.lowering.dvm.decompose import decomposition
 from vtc.lowering.dvm.graph import Graph
 from vtc.lowering.dvm.hints import Hints, check_indices, check_squeeze
 from vtc.lowering.dvm.loops import Loop, submodule
+from vtc.lowering.dvm.masks import unmasked
 from vtc.lowering.dvm.nodes import Conditional, Node, Scatter, Unsupported, Weak
 from vtc.lowering.dvm.plan import CPU, SliceBounds
 from vtc.lowering.dvm.rules import RULES, Lowering, dtype_of, shape_of
@@ -52,10 +54,11 @@ RULE_FILES = (
     rules_contract,
     rules_convolution,
     rules_pool,
+    rules_adaptive,
 )
 
-# What the device's interpreter has no instructions for.
-_LACKS = frozenset({"matmul", "attention", "convolution", "scan"})
+# What the device's interpreter has no instructions for, or no room: the places in pools' windows.
+_LACKS = frozenset({"matmul", "attention", "convolution", "scan", "places"})
 # Checks of Dynamo's, which hold by the guards of the captured graph.
 _CHECKS = {
     aten._assert_scalar.default,
@@ -146,6 +149,8 @@ def _translated(
         return _item(own, node, calls)
     if isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
         return plain(value)
+    if target is aten.size.default:
+        return tuple(map(plain, value))
     if isinstance(value, torch.SymFloat):
         return _float(own, node)
     if isinstance(value, torch.SymBool):
@@ -234,6 +239,8 @@ def _operator(
     own: Translation, node: fx.Node, target: Any, args: Any, kwargs: Any, calls: bool
 ) -> Any:
     value = value_of(node)
+    if target is ATTENTION:
+        args, kwargs = unmasked(own.graph.closed, args, kwargs)
     try:
         if new_symbols(own, value):
             raise Unsupported("a size that depends on data")
