@@ -28,7 +28,7 @@ from vtc.graph.functional import traced
 from vtc.graph.literals import placed
 from vtc.graph.memory_format import Laid, misjudged, scatter_densely
 from vtc.graph.program import InputView, Program
-from vtc.graph.strides import alike, is_empty, restrided
+from vtc.graph.strides import alike, is_empty, numbers, restrided
 from vtc.graph.vmaps import functorch_restored, without_vmap
 
 aten = torch.ops.aten
@@ -179,19 +179,19 @@ def returned(
             continue
         view = InputView(
             source,
-            tuple(out.shape),
-            tuple(out.stride()),
-            out.storage_offset() - fakes[source].storage_offset(),
+            numbers(out.shape),
+            numbers(out.stride()),
+            *numbers((out.storage_offset() - fakes[source].storage_offset(),)),
         )
-        numbers = (*view.size, *view.stride, view.offset)
+        parts = (*view.size, *view.stride, view.offset)
         if source in updated:
-            if not _alike(out, fakes[source]) or any(map(free_unbacked_symbols, numbers)):
+            if not _alike(out, fakes[source]) or any(map(free_unbacked_symbols, parts)):
                 reason = "an output is a view of an updated input that depends on data or bits"
                 raise errors.CaptureError(str(given), reason)
             aliases[k] = view
         elif (
             holders[storage] == 1
-            and all(isinstance(n, int) for n in numbers)
+            and all(isinstance(n, int) for n in parts)
             and _alike(out, fakes[source])
             and given.op != "placeholder"
         ):
