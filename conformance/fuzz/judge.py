@@ -148,14 +148,7 @@ class Judge:
         tensor is a symbol."""
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         args = case.args(self.world, self.device)
-        fakes = {}
-        for a in args:
-            if not isinstance(a, Tensor):
-                fakes[id(a)] = a
-            elif a.dim() == 0 and not a.dtype.is_floating_point and not a.dtype.is_complex:
-                fakes[id(a)] = a.cpu()
-            else:
-                fakes[id(a)] = mode.from_tensor(a, static_shapes=True)
+        fakes = {id(a): _faked(a, mode) for a in args}
         with mode, torch.no_grad():
             return list(case.function(*[fakes[id(a)] for a in args]))
 
@@ -324,6 +317,16 @@ def strides(tensor: Tensor) -> list[int]:
 
 def _dense(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def _faked(value: Any, mode: FakeTensorMode) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() or value.dtype.is_floating_point or value.dtype.is_complex:
+        return mode.from_tensor(value, static_shapes=True)
+    number = value.item()
+    with mode:  # which knows the values of tensors that are made of numbers
+        return torch.tensor(number, dtype=value.dtype)
 
 
 def _equal(ours: Tensor, theirs: Tensor) -> bool:
