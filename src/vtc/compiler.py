@@ -273,7 +273,7 @@ def compile_graph(
     except Unsuitable as finding:
         return finding.instead
     except errors.CaptureError as error:
-        return fall_back(graph_module, example_inputs, error.model, error.reason)
+        return fall_back(graph_module, example_inputs, error.model, error.of_graph)
     except Exception as error:  # a bug of ours must not stop the user's model
         logger.debug("planning failed", exc_info=True)
         first_line = str(error).partition("\n")[0]

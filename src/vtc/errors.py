@@ -261,6 +261,11 @@ class CaptureError(VtcError, RuntimeError):
             f"torch.compile(model, backend='vtc'), which compile the parts that can be"
         )
 
+    @property
+    def of_graph(self) -> str:
+        """The reason, where a whole graph falls back and `model` is an operator of it."""
+        return self.reason if self.model == "the graph" else f"{self.reason}; so does its graph"
+
 
 class LostValueError(VtcError, RuntimeError):
     """A value of `vtc.stream` is read whose program failed."""

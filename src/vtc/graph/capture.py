@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from vtc import errors
 from vtc.graph import program
+from vtc.graph.culprit import Interpreter, failure, named
 from vtc.graph.functional import traced
 from vtc.graph.literals import placed
 from vtc.graph.memory_format import Laid, misjudged, scatter_densely
@@ -66,7 +67,7 @@ def capture(
     except errors.CaptureError:
         raise
     except Exception as error:
-        raise errors.CaptureError(_culprit(error), str(error).split("\n")[0]) from error
+        raise failure(error) from error
     keep_placeholder_meta(lifted, trace)
     drop_unused_attributes(trace)
     trace, literals = lift_attributes(trace)  # what torch.tensor([...]) in the model makes
@@ -187,7 +188,7 @@ def returned(
         if source in updated:
             if not _alike(out, fakes[source]) or any(map(free_unbacked_symbols, parts)):
                 reason = "an output is a view of an updated input that depends on data or bits"
-                raise errors.CaptureError(str(given), reason)
+                raise errors.CaptureError(_operator(given), reason)
             aliases[k] = view
         elif (
             holders[storage] == 1
@@ -215,7 +216,7 @@ def _run(graph_module: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Sequence[A
             return given, fx.map_arg(list(node.args[0]), lambda n: n.meta["example_value"])
     # In C++ some operators that are made of others read sizes that are to be numbers.
     sized = any(isinstance(n, torch.SymInt) for f in fakes for n in _numbers(f))
-    interpreter = Laid if wrong else fx.Interpreter
+    interpreter = Laid if wrong else Interpreter
     with enable_python_dispatcher() if sized else contextlib.nullcontext():
         return fakes, list(interpreter(graph_module).run(*fakes))
 
@@ -398,6 +399,5 @@ def _result_dtype(node: fx.Node, operand_dtype: torch.dtype | None) -> torch.dty
     return result.dtype if isinstance(result, torch.Tensor) else None
 
 
-def _culprit(error: Exception) -> str:
-    node = getattr(error, "node", None)
-    return str(node.target) if isinstance(node, fx.Node) else type(error).__name__
+def _operator(node: fx.Node) -> str:
+    return node.name if node.op == "placeholder" else named(node.target)

@@ -19,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from vtc.graph.culprit import Interpreter, note
 from vtc.graph.memory_format import done_instead, laid_out, repeats_nothing
 from vtc.graph.out_of_place import out_of_place
 
@@ -80,6 +81,13 @@ class _Functional(FunctionalTensorMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        try:
+            return self._traced(func, types, args, kwargs)
+        except Exception as error:
+            note(error, func)
+            raise
+
+    def _traced(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if _hides_writes(func, args):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
@@ -173,10 +181,10 @@ def traced(
     """The graph as functional ATen above decomposition, one trailing `copy_` into each updated
     input, whose numbers `updated` receives. `mode_type` functionalizes in the place of our mode."""
     # Values are dropped at once at the end: one by one takes longer.
-    run = fx.Interpreter(graph_module, garbage_collect_values=False).run
+    run = Interpreter(graph_module, garbage_collect_values=False).run
     plain = graph_module if mode_type is not None else out_of_place(graph_module)
     if mode_type is None and not may_update(plain):
-        found = _trace_plain(fx.Interpreter(plain, garbage_collect_values=False).run, fakes, mode)
+        found = _trace_plain(Interpreter(plain, garbage_collect_values=False).run, fakes, mode)
         if found is not None:
             return found
     return _trace(functional(run, updated, mode_type or _Functional), fakes)
@@ -244,9 +252,7 @@ class _Plain(_Functional):
     does not say it.
     """
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def _traced(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         kwargs = kwargs or {}
         if func is aten.batch_norm.default and _only_reads(*args, **kwargs):
             x, weight, bias, mean, variance, _, momentum, eps, *_ = args

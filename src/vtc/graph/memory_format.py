@@ -57,6 +57,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from vtc.graph.culprit import Interpreter
 from vtc.graph.strides import known
 
 aten = torch.ops.aten
@@ -313,7 +314,7 @@ class _Laid(TorchDispatchMode):
         return laid_out(func, args, kwargs, func(*args, **kwargs))
 
 
-class Laid(fx.Interpreter):
+class Laid(Interpreter):
     """Runs a graph of Dynamo's on fakes with the shapes and strides of eager PyTorch."""
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
