@@ -25,10 +25,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from vtc import errors
 from vtc.graph import program
 from vtc.graph.culprit import Interpreter, failure, named
+from vtc.graph.dropout import IdleDropouts, stale_outputs
 from vtc.graph.functional import traced
 from vtc.graph.literals import placed
 from vtc.graph.memory_format import Laid, misjudged, scatter_densely
 from vtc.graph.program import InputView, Program
+from vtc.graph.strided_calls import refuse_strided
 from vtc.graph.strides import alike, is_empty, numbers, restrided
 from vtc.graph.vmaps import functorch_restored, without_vmap
 
@@ -60,6 +62,7 @@ def capture(
     try:
         with torch.no_grad(), mode, functorch_restored(), fx.traceback.preserve_node_meta():
             trace = traced(lifted, fakes, mode, updated, mode_type)
+            refuse_strided(trace, fakes, updated)
             scatter_densely(trace)
             with _no_new_sizes(mode):
                 outputs, aliases, storages = returned(lifted, fakes, updated)
@@ -209,7 +212,7 @@ def _run(graph_module: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Sequence[A
     (node,) = graph_module.graph.find_nodes(op="output")
     inputs = graph_module.graph.find_nodes(op="placeholder")
     nodes = [*inputs, *(out for out in node.args[0] if isinstance(out, fx.Node))]
-    wrong = any(map(misjudged, graph_module.graph.nodes))
+    wrong = any(map(misjudged, graph_module.graph.nodes)) or bool(stale_outputs(graph_module))
     if not wrong and all("example_value" in n.meta for n in nodes):
         given = [n.meta["example_value"] for n in inputs]
         if max(_holders(given).values(), default=1) == 1:
@@ -217,7 +220,7 @@ def _run(graph_module: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Sequence[A
     # In C++ some operators that are made of others read sizes that are to be numbers.
     sized = any(isinstance(n, torch.SymInt) for f in fakes for n in _numbers(f))
     interpreter = Laid if wrong else Interpreter
-    with enable_python_dispatcher() if sized else contextlib.nullcontext():
+    with IdleDropouts(), enable_python_dispatcher() if sized else contextlib.nullcontext():
         return fakes, list(interpreter(graph_module).run(*fakes))
 
 
@@ -282,7 +285,8 @@ def tidy(graph_module: fx.GraphModule, updated: list[int]) -> tuple[tuple[int, f
     updates = []
     for node in list(graph.nodes):
         if node.target is aten.unfold_backward.default:  # which forgets what no window holds
-            raise errors.CaptureError(str(node.target), "an update is made through windows")
+            reason = "an update is made through windows"
+            raise errors.CaptureError(str(node.target), reason, stock=False)
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
         elif node.target is aten.copy_.default and node.args[0].op == "placeholder":
