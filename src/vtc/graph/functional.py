@@ -98,7 +98,7 @@ class _Functional(FunctionalTensorMode):
         if func is aten.resize_as_.default:
             with self:
                 return args[0].resize_(args[1].shape, **(kwargs or {}))
-        if func in _SETTING or torch.Tag.inplace_view in func.tags:
+        if func in _SETTING or torch.Tag.inplace_view in getattr(func, "tags", ()):
             self.reshaping = func
         if func in ACTIVATIONS and isinstance(args[0], FunctionalTensor):
             with self:

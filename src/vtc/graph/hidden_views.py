@@ -19,8 +19,6 @@ _SPLITS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
-
-
 _CALLS: dict[Any, Any] = {
     torch.unsafe_chunk: torch.chunk,
     torch.unsafe_split: torch.split,
@@ -43,8 +41,10 @@ def with_plain_splits(graph_module: fx.GraphModule) -> None:
         return
     for node in found:
         node.target = _CALLS[node.target]
-    for node in graph.nodes:
-        node.meta.pop("example_value", None)  # of Dynamo's run, in which they may be copies
+    (end,) = graph.find_nodes(op="output")
+    for node in end.all_input_nodes:
+        if node.op != "placeholder":
+            node.meta.pop("example_value", None)  # of Dynamo's run, in which they may be copies
     graph_module.recompile()
 
 
