@@ -173,6 +173,25 @@ def test_views_of_sizes_that_a_guard_makes_numbers_are_views_of_numbers(form: st
     assert {type(n) for n in numbers} == {int}
 
 
+@pytest.mark.parametrize(
+    ("name", "view"),
+    [
+        ("view_as_real", torch.view_as_real),
+        ("split", lambda x: torch.view_as_real(x).split(1)[1]),
+        ("getitem", lambda x: torch.view_as_real(x)[1]),
+    ],
+)
+def test_an_output_of_other_bits_of_an_updated_input_is_named_by_its_operator(
+    name: str, view: Callable[[Tensor], Tensor]
+) -> None:
+    def f(x: Tensor) -> Tensor:
+        x.add_(1)
+        return view(x)
+
+    with pytest.raises(Exception, match=f"CaptureError: {name} cannot be captured"):
+        captured(f, (torch.randn(3, 4, dtype=torch.complex64),))
+
+
 def test_arguments_in_one_storage_are_seen() -> None:
     base, other = torch.randn(10), torch.randn(3)
     assert overlapping([base[:6], other, base[4:]], [0])

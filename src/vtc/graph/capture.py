@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -404,4 +405,9 @@ def _result_dtype(node: fx.Node, operand_dtype: torch.dtype | None) -> torch.dty
 
 
 def _operator(node: fx.Node) -> str:
+    """What an output is called by: an input, or the operator that gives it or a list with it."""
+    while node.target is operator.getitem:
+        if isinstance(node.args[0].meta.get("example_value"), torch.Tensor):
+            break  # it is indexed
+        node = node.args[0]
     return node.name if node.op == "placeholder" else named(node.target)
