@@ -195,7 +195,9 @@ def by_graph(call: Call, symbolic: bool) -> Compiled:
                     mode = inputs[0].fake_mode
                     ignoring = mode.shape_env.ignore_fresh_unbacked_symbols()
                     with mode, enable_python_dispatcher(), ignoring:
-                        call.run(*inputs)  # as Dynamo does before it calls a backend
+                        # As Dynamo does before it calls a backend; it hands over the inputs in
+                        # the shapes that they have before the call.
+                        call.run(*(i.detach() for i in inputs))
                 return _by_graph(call, settings, inputs)
         except Exception:  # as vtc does it: traced again by PyTorch's usual rules
             assert settings.records is not None

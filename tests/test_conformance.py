@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from math import inf, nan
 from pathlib import Path
 
 import pytest
+import torch
 
 from vtc.errors import EngineUnavailableError
 from vtc.runtime import dvm
@@ -54,6 +57,26 @@ def test_operators_are_right_on_the_dvm(variant: str, tmp_path: Path) -> None:
     found = json.loads(score.read_text())
     assert found["samples"] > 5
     assert found["cases"] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "right"),
+    [
+        ([inf, 1.0], True),
+        ([3e38, 1.0], True),
+        ([3e38, 1.0000001], True),
+        ([3e38, 1.1], False),
+        ([nan, 1.0001], False),
+        ([3e38, inf], False),
+    ],
+)
+def test_an_element_that_eager_pytorch_has_infinitely_wrong_leaves_the_others_to_be_judged(
+    values: list[float], right: bool
+) -> None:
+    judge = pytest.importorskip("opinfo_judge")
+    reference = judge._Reference(lambda: torch.tensor([3e38, 1.0], dtype=torch.float64))
+    with nullcontext() if right else pytest.raises(judge.Wrong):
+        judge.compare_values(0, torch.tensor(values), torch.tensor([inf, 1.0]), reference)
 
 
 def test_a_journal_is_read_from_all_files_and_written_to_one(tmp_path: Path) -> None:

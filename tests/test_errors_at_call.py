@@ -14,7 +14,8 @@ import vtc
 import vtc.compiler
 from compiling import compiled, one_fallback, quick_and_strict
 from vtc.lowering import guarded, implement, profile
-from vtc.runtime import stock
+from vtc.lowering.settings import Settings
+from vtc.runtime import dvm_compile, stock
 
 pytestmark = quick_and_strict
 
@@ -30,6 +31,48 @@ def updating(cache: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 def args() -> tuple[Tensor, Tensor]:
     return torch.randn(3, 4), torch.randn(4, 4)
+
+
+# A graph that is not captured.
+
+
+@torch.library.custom_op("vtc_test::without_a_fake", mutates_args=())
+def without_a_fake(x: Tensor) -> Tensor:
+    return x.flip(0)
+
+
+def raises_in_python(x: Tensor) -> Tensor:
+    if isinstance(x, torch._subclasses.FakeTensor):
+        raise NotImplementedError("it looks at values\nmore lines")
+    return x + 1
+
+
+UNCAPTURED = {
+    "vtc_test.without_a_fake.default": lambda x: torch.ops.vtc_test.without_a_fake(x.exp()) * 2,
+    "aten.item.default": lambda x: x * float(x.sum()),
+    "raises_in_python": raises_in_python,
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("updates", [False, True])
+@pytest.mark.parametrize("name", UNCAPTURED)
+def test_a_graph_that_is_not_captured_is_warned_of_by_an_operator(name: str, updates: bool) -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    if updates:
+        graph.call_method("add_", (x, 1))
+    made = graph.call_function(UNCAPTURED[name], (x,))
+    graph.output((graph.call_function(torch.neg, (made,)),))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    with one_fallback("; so does its graph") as given:
+        call = dvm_compile.compile_graph(module, [torch.randn(3)], Settings(engine="dvm"))
+    ours = torch.randn(3)
+    theirs = ours.clone()
+    assert torch.equal(call(ours)[0], module(theirs)[0])
+    assert torch.equal(ours, theirs)
+    (warning,) = given
+    assert warning.message.what == name
 
 
 # A region that Inductor does not compile.

@@ -172,3 +172,20 @@ def test_rounding_shows_where_it_is_all_that_is_left(
     assert judge.fault(Run([want + allowed], args), fused=True) is None
     assert judge.fault(Run([want + allowed], args)) is not None
     assert judge.fault(Run([want + wrong], args), fused=True) is not None
+
+
+def test_what_is_infinite_in_one_element_leaves_the_others_to_be_judged() -> None:
+    """2 ** 128 is no float32; a rounding below it is one."""
+    argument = "torch.tensor([2.0 ** 64, 2.0, 3.0])"
+    judge = Judge(case_of([argument], "a0 * 1", "v0.square()"))
+    assert torch.isinf(judge.want.outputs[0]).tolist() == [True, False, False]
+    finite = torch.finfo(torch.float32).max
+    for first, second, allowed in [
+        (finite, 4.0, True),
+        (finite, 4.0 + 2e-6, True),
+        (finite, 5.0, False),
+        (finite, inf, False),
+        (inf, nan, False),
+    ]:
+        output = torch.tensor([first, second, 9.0])
+        assert (verdicts(judge.case, output)[0] is None) == allowed

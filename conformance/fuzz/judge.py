@@ -51,6 +51,36 @@ class Run:
             return Run(list(call(*args)), args)
 
 
+class Slack:
+    """How far elements may be off: `limit`, or some times what eager PyTorch's own runs are apart.
+
+    Elements that are finite, or the same, in some of those alone are not judged."""
+
+    def __init__(self, theirs: Tensor, limit: float) -> None:
+        self.theirs, self.least = theirs, limit
+        self.apart = torch.zeros(theirs.shape, dtype=torch.float64, device=theirs.device)
+
+    def add(self, others: Iterable[Tensor]) -> None:
+        """Values of other runs."""
+        for other in others:
+            if other.shape == self.theirs.shape:
+                off = _differences(other.to(self.theirs.dtype), self.theirs)
+                self.apart = torch.maximum(self.apart, off)
+
+    @property
+    def limit(self) -> float:
+        return max(self.least, TIMES * self._largest(self.apart))
+
+    def off(self, ours: Tensor, theirs: Tensor) -> float:
+        """The largest difference of two values; infinite for those of other shapes."""
+        if ours.shape != theirs.shape:
+            return math.inf
+        return self._largest(_differences(ours, theirs.to(ours.dtype)))
+
+    def _largest(self, off: Tensor) -> float:
+        return float(torch.where(self.apart.isinf(), 0, off).max())
+
+
 class Judge:
     """Eager PyTorch's answer to one world of a case, and what may differ from it."""
 
@@ -148,14 +178,7 @@ class Judge:
         tensor is a symbol."""
         mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         args = case.args(self.world, self.device)
-        fakes = {}
-        for a in args:
-            if not isinstance(a, Tensor):
-                fakes[id(a)] = a
-            elif a.dim() == 0 and not a.dtype.is_floating_point and not a.dtype.is_complex:
-                fakes[id(a)] = a.cpu()
-            else:
-                fakes[id(a)] = mode.from_tensor(a, static_shapes=True)
+        fakes = {id(a): _faked(a, mode) for a in args}
         with mode, torch.no_grad():
             return list(case.function(*[fakes[id(a)] for a in args]))
 
@@ -167,7 +190,7 @@ class Judge:
         own = self.case.outputs[k] if k >= 0 else self.case.arguments[-1 - k].name
         if theirs.is_complex():
             return None if torch.allclose(ours, theirs, 1e-4, 1e-4) else "differs"
-        off = _distance(ours, theirs)
+        off = float(_differences(ours, theirs).max())
         scale = float(theirs.double().nan_to_num(0, 0, 0).abs().max())
         bits = any(s.kind == "view_dtype" for s in self.case.statements)
         if own in self.case.exact or not (theirs.dtype.is_floating_point or bits):
@@ -179,32 +202,22 @@ class Judge:
         limit = max(scale, 1e-3) * (
             self._coarsest if stock or fused else TOLERANCE.get(theirs.dtype, 0)
         )
-        if off <= limit:
-            return None
-        limit = max(limit, self._slack(self._others, k, theirs))
-        if off > limit and (stock or fused):
-            limit = max(limit, self._slack(self._others_within, k, theirs))
+        return None if off <= limit else self._rounded(k, ours, theirs, limit, stock, fused)
+
+    def _rounded(
+        self, k: int, ours: Tensor, theirs: Tensor, limit: float, stock: bool, fused: bool
+    ) -> str | None:
+        """What is wrong with a value that is off by more than `limit`."""
+        slack = Slack(theirs, limit)
+        slack.add(_value(run, k) for run in self._others)
+        if (stock or fused) and slack.off(ours, theirs) > slack.limit:
+            slack.add(_value(run, k) for run in self._others_within)
+        limit, off = slack.limit, slack.off(ours, theirs)
         if off > limit and theirs.dtype is torch.bfloat16 and fused:
-            off = min(off, _distance(ours, self._answer_without_denormals(k)))
+            off = min(off, slack.off(ours, self._answer_without_denormals(k)))
         if off > limit and fused:
-            off = min(off, self._least(self._others_as_right, k, ours))
+            off = min([off, *(slack.off(ours, _value(run, k)) for run in self._others_as_right)])
         return None if off <= limit else f"differs by {off:.3g}, more than {limit:.3g}"
-
-    def _slack(self, runs: list[Run], k: int, theirs: Tensor) -> float:
-        """Some times the largest difference from those runs."""
-        limit = 0.0
-        for run in runs:
-            values = run.outputs if k >= 0 else [whole(a) for a in run.arguments]
-            other = values[k if k >= 0 else -1 - k]
-            if other.shape == theirs.shape:
-                limit = max(limit, TIMES * _distance(other.to(theirs.dtype), theirs))
-        return limit
-
-    def _least(self, runs: list[Run], k: int, ours: Tensor) -> float:
-        """The difference from the nearest of those runs."""
-        values = [r.outputs[k] if k >= 0 else whole(r.arguments[-1 - k]) for r in runs]
-        fitting = [v.to(ours.dtype) for v in values if v.shape == ours.shape]
-        return min((_distance(ours, v) for v in fitting), default=math.inf)
 
     def _contracted(self, theirs: Tensor, off: float, scale: float) -> bool:
         """Triton computes a product and a sum with one rounding where PyTorch has two."""
@@ -233,8 +246,7 @@ class Judge:
         """To arguments whose denormal numbers are zeros. So processors' own instructions for
         products of bfloat16 take them, too."""
         args = _changed(self.case.args(self.world, self.device), _flushed)
-        run = Run.of(self.case.function, args)
-        return run.outputs[k] if k >= 0 else whole(run.arguments[-1 - k])  # type: ignore[no-any-return]
+        return _value(Run.of(self.case.function, args), k)
 
     @cached_property
     def _coarsest(self) -> float:
@@ -326,6 +338,16 @@ def _dense(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
+def _faked(value: Any, mode: FakeTensorMode) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if value.dim() or value.dtype.is_floating_point or value.dtype.is_complex:
+        return mode.from_tensor(value, static_shapes=True)
+    number = value.item()
+    with mode:  # which knows the values of tensors that are made of numbers
+        return torch.tensor(number, dtype=value.dtype)
+
+
 def _equal(ours: Tensor, theirs: Tensor) -> bool:
     if torch.equal(ours, theirs):
         return True
@@ -333,14 +355,18 @@ def _equal(ours: Tensor, theirs: Tensor) -> bool:
     return bool(same.all())
 
 
-def _distance(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference; infinite where one is not finite and the other is not the same."""
-    if theirs.is_complex():
-        ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs)
+def _differences(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Of each element; infinite where one is not finite and the other is not the same."""
     a, b = ours.double(), theirs.double()
     same = (a == b) | (a.isnan() & b.isnan())
     off = torch.where(same, 0, (a - b).abs())
-    return float(off.nan_to_num(float("inf"), float("inf")).max())
+    return off.nan_to_num(math.inf, math.inf)
+
+
+def _value(run: Run, k: int) -> Tensor:
+    """An output, or what an argument's storage holds afterwards."""
+    value: Tensor = run.outputs[k] if k >= 0 else whole(run.arguments[-1 - k])
+    return value
 
 
 def _share(a: Any, b: Any) -> bool:

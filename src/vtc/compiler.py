@@ -21,8 +21,10 @@ from torch import fx
 from vtc import errors, log
 from vtc.graph.capture import capture, lift_attributes
 from vtc.graph.dropout import without_idle_dropout
+from vtc.graph.hidden_views import with_plain_splits
 from vtc.graph.memory_format import scatter_into_copies
 from vtc.graph.onnx import Model, imported, imported_call
+from vtc.graph.strided_calls import refuse_offsets
 from vtc.lowering.checked import checked
 from vtc.lowering.choose import choose, prepare
 from vtc.lowering.record import Times, record
@@ -39,6 +41,7 @@ from vtc.runtime.stock import (
     refuse_gradients,
     refuse_negated,
     refuse_subclasses,
+    run_eagerly,
     separate,
 )
 from vtc.runtime.watch import guarded, watched
@@ -253,11 +256,13 @@ def compile_graph(
     started = time.perf_counter()
     scatter_into_copies(graph_module)
     without_idle_dropout(graph_module)
+    with_plain_splits(graph_module)
     try:
         refuse_gradients(graph_module, example_inputs)
         refuse_subclasses(graph_module, example_inputs)
         refuse_negated(graph_module, example_inputs)
         program = capture(graph_module, example_inputs)
+        refuse_offsets(program)
         inputs, program = separate(graph_module, example_inputs, program)
         capture_s = time.perf_counter() - started
         quick = rival(graph_module, inputs, settings) if inputs is example_inputs else None
@@ -273,7 +278,9 @@ def compile_graph(
     except Unsuitable as finding:
         return finding.instead
     except errors.CaptureError as error:
-        return fall_back(graph_module, example_inputs, error.model, error.reason)
+        if not error.stock:
+            return run_eagerly(graph_module, error.model, error.of_graph)
+        return fall_back(graph_module, example_inputs, error.model, error.of_graph)
     except Exception as error:  # a bug of ours must not stop the user's model
         logger.debug("planning failed", exc_info=True)
         first_line = str(error).partition("\n")[0]

@@ -252,14 +252,21 @@ class WeightsChangedError(VtcError, RuntimeError):
 
 
 class CaptureError(VtcError, RuntimeError):
-    """A model that cannot be captured as a graph where nothing else can run it."""
+    """A model that cannot be captured as a graph where nothing else can run it.
 
-    def __init__(self, model: str, reason: str) -> None:
-        self.model, self.reason = model, reason
+    `stock` is False where TorchInductor, which captures as much, would go wrong."""
+
+    def __init__(self, model: str, reason: str, *, stock: bool = True) -> None:
+        self.model, self.reason, self.stock = model, reason, stock
         super().__init__(
             f"{model} cannot be captured as one graph: {reason}; use vtc.compile or "
             f"torch.compile(model, backend='vtc'), which compile the parts that can be"
         )
+
+    @property
+    def of_graph(self) -> str:
+        """The reason, where a whole graph falls back and `model` is an operator of it."""
+        return self.reason if self.model == "the graph" else f"{self.reason}; so does its graph"
 
 
 class LostValueError(VtcError, RuntimeError):

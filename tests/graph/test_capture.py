@@ -150,6 +150,48 @@ def test_outputs_that_are_views_of_an_updated_input() -> None:
     assert program.aliases == {0: InputView(number, (4, 3), (1, 4), 8)}
 
 
+VIEWS = {
+    "updated": (lambda x: (x.add_(1)[1:, :2].t(),), InputView(0, (2, 2), (1, 4), 4)),
+    "reshaped": (lambda x: (x.mul_(2).reshape(-1), x.sum()), InputView(0, (12,), (1,), 0)),
+    "read": (lambda x: (x[1:], x.sum()), InputView(0, (2, 4), (4, 1), 4)),
+}
+
+
+@pytest.mark.parametrize("form", VIEWS)
+def test_views_of_sizes_that_a_guard_makes_numbers_are_views_of_numbers(form: str) -> None:
+    """Dynamo's tensors keep the symbols that they were made with."""
+    view, expected = VIEWS[form]
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        outputs = view(x)
+        return *outputs, (x * 2 if x.shape == (3, 4) else x)
+
+    program = captured(f, (torch.randn(3, 4),), dynamic=True)
+    assert not program.symbolic
+    assert program.aliases == {0: expected}
+    numbers = [n for a in program.aliases.values() for n in (*a.size, *a.stride, a.offset)]
+    assert {type(n) for n in numbers} == {int}
+
+
+@pytest.mark.parametrize(
+    ("name", "view"),
+    [
+        ("view_as_real", torch.view_as_real),
+        ("split", lambda x: torch.view_as_real(x).split(1)[1]),
+        ("getitem", lambda x: torch.view_as_real(x)[1]),
+    ],
+)
+def test_an_output_of_other_bits_of_an_updated_input_is_named_by_its_operator(
+    name: str, view: Callable[[Tensor], Tensor]
+) -> None:
+    def f(x: Tensor) -> Tensor:
+        x.add_(1)
+        return view(x)
+
+    with pytest.raises(Exception, match=f"CaptureError: {name} cannot be captured"):
+        captured(f, (torch.randn(3, 4, dtype=torch.complex64),))
+
+
 def test_arguments_in_one_storage_are_seen() -> None:
     base, other = torch.randn(10), torch.randn(3)
     assert overlapping([base[:6], other, base[4:]], [0])

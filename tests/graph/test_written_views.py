@@ -12,10 +12,11 @@ from graph.test_capture import captured, run
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "adjoint": lambda a: a.adjoint(),
-    "as_strided": lambda a: a.as_strided((2, 3), (7, 2), 1),
+    "as_strided": lambda a: a.as_strided((2, 3), (7, 2)),
     "broadcast_tensors": lambda a: torch.broadcast_tensors(a, a)[0],
     "broadcast_to": lambda a: a.broadcast_to(1, *a.shape),
     "diagonal": lambda a: a.diagonal(),
+    "dropout": lambda a: torch.nn.functional.dropout(a, 0.5, training=False),
     "expand in front": lambda a: a.expand(1, 1, -1, -1),
     "expand to itself": lambda a: a.expand(-1, 6),
     "expand of one": lambda a: a[:, None].expand(-1, 1, -1),
@@ -27,10 +28,14 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "slice": lambda a: a[1::2],
     "split": lambda a: a.split(2, 0)[1],
     "squeeze": lambda a: a[None].squeeze(0),
+    "sum to its size": lambda a: a.sum_to_size(a.shape),
     "tensor_split": lambda a: torch.tensor_split(a, 3, 1)[1],
     "transpose of a chunk": lambda a: a.t().chunk(2)[0],
     "unbind": lambda a: a.unbind(1)[1],
     "unflatten": lambda a: a.unflatten(1, (2, 3)),
+    "unsafe_chunk": lambda a: a.unsafe_chunk(2, 1)[1],
+    "unsafe_split": lambda a: a.unsafe_split(2)[1],
+    "unsafe_split_with_sizes": lambda a: a.unsafe_split_with_sizes([1, 2, 4])[1],
     "view as integers": lambda a: a.view(torch.int32).view(torch.float32),
 }
 

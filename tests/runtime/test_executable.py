@@ -105,6 +105,23 @@ def test_views_of_an_updated_input_have_sizes_that_are_symbols() -> None:
         assert all(t.untyped_storage()._cdata == x.untyped_storage()._cdata for t in found)
 
 
+@pytest.mark.filterwarnings("error::vtc.errors.VtcWarning")
+def test_views_of_an_updated_input_have_sizes_that_a_guard_makes_numbers() -> None:
+    def f(x, y):
+        flat = x.reshape(x.shape[0], x.shape[1] * x.shape[2])
+        x[1::2, 1:] = y
+        return flat, x[1:], (y * 3 if x.shape == (4, 3, 5) else y)
+
+    compiled = vtc.compile(f, dynamic=True, objective="bytes", options={"cost": "static"})
+    x, y = torch.randn(4, 3, 5), torch.randn(2, 2, 5)
+    own = x.clone()
+    with torch.no_grad():
+        found, expected = compiled(x, y), f(own, y)
+    torch.testing.assert_close([*found, x], [*expected, own], rtol=0, atol=0)
+    assert [t.stride() for t in found] == [t.stride() for t in expected]
+    assert all(t.untyped_storage()._cdata == x.untyped_storage()._cdata for t in found[:2])
+
+
 def as_eager(forms: dict[int, Form], storages: dict[int, int], *calls: list[torch.Tensor]):
     """Stock TorchInductor that returns these at one call after another."""
     made = iter(calls)

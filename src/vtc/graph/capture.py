@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -24,11 +25,14 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from vtc import errors
 from vtc.graph import program
+from vtc.graph.culprit import Interpreter, failure, named
+from vtc.graph.dropout import IdleDropouts, stale_outputs
 from vtc.graph.functional import traced
 from vtc.graph.literals import placed
 from vtc.graph.memory_format import Laid, misjudged, scatter_densely
 from vtc.graph.program import InputView, Program
-from vtc.graph.strides import alike, is_empty, restrided
+from vtc.graph.strided_calls import refuse_strided
+from vtc.graph.strides import alike, is_empty, numbers, restrided
 from vtc.graph.vmaps import functorch_restored, without_vmap
 
 aten = torch.ops.aten
@@ -59,6 +63,7 @@ def capture(
     try:
         with torch.no_grad(), mode, functorch_restored(), fx.traceback.preserve_node_meta():
             trace = traced(lifted, fakes, mode, updated, mode_type)
+            refuse_strided(trace, fakes, updated)
             scatter_densely(trace)
             with _no_new_sizes(mode):
                 outputs, aliases, storages = returned(lifted, fakes, updated)
@@ -66,7 +71,7 @@ def capture(
     except errors.CaptureError:
         raise
     except Exception as error:
-        raise errors.CaptureError(_culprit(error), str(error).split("\n")[0]) from error
+        raise failure(error) from error
     keep_placeholder_meta(lifted, trace)
     drop_unused_attributes(trace)
     trace, literals = lift_attributes(trace)  # what torch.tensor([...]) in the model makes
@@ -179,19 +184,19 @@ def returned(
             continue
         view = InputView(
             source,
-            tuple(out.shape),
-            tuple(out.stride()),
-            out.storage_offset() - fakes[source].storage_offset(),
+            numbers(out.shape),
+            numbers(out.stride()),
+            *numbers((out.storage_offset() - fakes[source].storage_offset(),)),
         )
-        numbers = (*view.size, *view.stride, view.offset)
+        parts = (*view.size, *view.stride, view.offset)
         if source in updated:
-            if not _alike(out, fakes[source]) or any(map(free_unbacked_symbols, numbers)):
+            if not _alike(out, fakes[source]) or any(map(free_unbacked_symbols, parts)):
                 reason = "an output is a view of an updated input that depends on data or bits"
-                raise errors.CaptureError(str(given), reason)
+                raise errors.CaptureError(_operator(given), reason)
             aliases[k] = view
         elif (
             holders[storage] == 1
-            and all(isinstance(n, int) for n in numbers)
+            and all(isinstance(n, int) for n in parts)
             and _alike(out, fakes[source])
             and given.op != "placeholder"
         ):
@@ -208,15 +213,15 @@ def _run(graph_module: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Sequence[A
     (node,) = graph_module.graph.find_nodes(op="output")
     inputs = graph_module.graph.find_nodes(op="placeholder")
     nodes = [*inputs, *(out for out in node.args[0] if isinstance(out, fx.Node))]
-    wrong = any(map(misjudged, graph_module.graph.nodes))
+    wrong = any(map(misjudged, graph_module.graph.nodes)) or bool(stale_outputs(graph_module))
     if not wrong and all("example_value" in n.meta for n in nodes):
         given = [n.meta["example_value"] for n in inputs]
         if max(_holders(given).values(), default=1) == 1:
             return given, fx.map_arg(list(node.args[0]), lambda n: n.meta["example_value"])
     # In C++ some operators that are made of others read sizes that are to be numbers.
     sized = any(isinstance(n, torch.SymInt) for f in fakes for n in _numbers(f))
-    interpreter = Laid if wrong else fx.Interpreter
-    with enable_python_dispatcher() if sized else contextlib.nullcontext():
+    interpreter = Laid if wrong else Interpreter
+    with IdleDropouts(), enable_python_dispatcher() if sized else contextlib.nullcontext():
         return fakes, list(interpreter(graph_module).run(*fakes))
 
 
@@ -281,7 +286,8 @@ def tidy(graph_module: fx.GraphModule, updated: list[int]) -> tuple[tuple[int, f
     updates = []
     for node in list(graph.nodes):
         if node.target is aten.unfold_backward.default:  # which forgets what no window holds
-            raise errors.CaptureError(str(node.target), "an update is made through windows")
+            reason = "an update is made through windows"
+            raise errors.CaptureError(str(node.target), reason, stock=False)
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
         elif node.target is aten.copy_.default and node.args[0].op == "placeholder":
@@ -398,6 +404,10 @@ def _result_dtype(node: fx.Node, operand_dtype: torch.dtype | None) -> torch.dty
     return result.dtype if isinstance(result, torch.Tensor) else None
 
 
-def _culprit(error: Exception) -> str:
-    node = getattr(error, "node", None)
-    return str(node.target) if isinstance(node, fx.Node) else type(error).__name__
+def _operator(node: fx.Node) -> str:
+    """What an output is called by: an input, or the operator that gives it or a list with it."""
+    while node.target is operator.getitem:
+        if isinstance(node.args[0].meta.get("example_value"), torch.Tensor):
+            break  # it is indexed
+        node = node.args[0]
+    return node.name if node.op == "placeholder" else named(node.target)

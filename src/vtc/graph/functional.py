@@ -19,6 +19,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from vtc.errors import CaptureError
+from vtc.graph.culprit import Interpreter, named, note
+from vtc.graph.hidden_views import hides_writes
 from vtc.graph.memory_format import done_instead, laid_out, repeats_nothing
 from vtc.graph.out_of_place import out_of_place
 
@@ -58,29 +61,32 @@ ACTIVATIONS = {
 }
 
 
-_LISTS_OF_VIEWS = frozenset(
-    {aten.meshgrid.default, aten.meshgrid.indexing, aten.broadcast_tensors.default}
+_SETTING = frozenset(
+    getattr(aten, name).default for name in ("shallow_copy_data_",) if hasattr(aten, name)
 )
-
-
-def _hides_writes(func: Any, args: tuple[Any, ...]) -> bool:
-    """Has the operator views for results, or does it update its arguments, though its schema does
-    not say so?"""
-    if func is aten.instance_norm.default:
-        _, _, _, mean, _, by_input, *_ = args
-        return mean is not None and bool(by_input)
-    return func in _LISTS_OF_VIEWS
+"""Operators that give a tensor another storage though no tag says so."""
 
 
 class _Functional(FunctionalTensorMode):
     """Takes operators apart in which writes would be lost, or rounded: what is written through an
     expanded tensor is added to its base, as a difference. Activations in place become new values
-    of their tensors, and cuDNN's norms of inference those of no library."""
+    of their tensors, and cuDNN's norms of inference those of no library.
+
+    `reshaping` is the last operator that gave a tensor other sizes, strides or another storage."""
+
+    reshaping: Any = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if _hides_writes(func, args):
+        try:
+            return self._traced(func, types, args, kwargs)
+        except Exception as error:
+            note(error, func)
+            raise
+
+    def _traced(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if hides_writes(func, args):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         if func is aten.expand.default and repeats_nothing(*args, **(kwargs or {})):
@@ -89,6 +95,11 @@ class _Functional(FunctionalTensorMode):
                 for _ in range(len(args[1]) - view.dim()):
                     view = view.unsqueeze(0)
                 return view
+        if func is aten.resize_as_.default:
+            with self:
+                return args[0].resize_(args[1].shape, **(kwargs or {}))
+        if func in _SETTING or torch.Tag.inplace_view in getattr(func, "tags", ()):
+            self.reshaping = func
         if func in ACTIVATIONS and isinstance(args[0], FunctionalTensor):
             with self:
                 value = ACTIVATIONS[func](*args, **(kwargs or {}))
@@ -132,7 +143,8 @@ def functional(
 ) -> Callable[..., Any]:
     """`run` without mutation: one trailing `copy_` into each updated input.
 
-    `updated` receives the numbers of the inputs that `run` updates.
+    `updated` receives the numbers of the inputs that `run` updates. Raises CaptureError if it gives
+    one another shape or storage.
     """
     mode = mode_type(pre_dispatch=True, export=True)
 
@@ -149,6 +161,10 @@ def functional(
                     for a in args
                 ]
                 out = pytree.tree_map_only(FunctionalTensor, plain, run(*wrapped))
+                if any(map(_reshaped, wrapped)):
+                    what = named(getattr(mode, "reshaping", None) or "the graph")
+                    reason = "it gives an argument another shape or storage"
+                    raise CaptureError(what, reason, stock=False)
                 values = [
                     (i, plain(t))
                     for i, t in enumerate(wrapped)
@@ -163,6 +179,16 @@ def functional(
     return inner
 
 
+def _reshaped(tensor: Any) -> bool:
+    """Has an argument been given other sizes, strides or another storage?"""
+    if not isinstance(tensor, FunctionalTensor):
+        return False
+    return bool(
+        torch._functionalize_has_metadata_mutation(tensor.elem)
+        or torch._functionalize_was_storage_changed(tensor.elem)
+    )
+
+
 def traced(
     graph_module: fx.GraphModule,
     fakes: Sequence[Any],
@@ -173,10 +199,10 @@ def traced(
     """The graph as functional ATen above decomposition, one trailing `copy_` into each updated
     input, whose numbers `updated` receives. `mode_type` functionalizes in the place of our mode."""
     # Values are dropped at once at the end: one by one takes longer.
-    run = fx.Interpreter(graph_module, garbage_collect_values=False).run
+    run = Interpreter(graph_module, garbage_collect_values=False).run
     plain = graph_module if mode_type is not None else out_of_place(graph_module)
     if mode_type is None and not may_update(plain):
-        found = _trace_plain(fx.Interpreter(plain, garbage_collect_values=False).run, fakes, mode)
+        found = _trace_plain(Interpreter(plain, garbage_collect_values=False).run, fakes, mode)
         if found is not None:
             return found
     return _trace(functional(run, updated, mode_type or _Functional), fakes)
@@ -244,9 +270,7 @@ class _Plain(_Functional):
     does not say it.
     """
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def _traced(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         kwargs = kwargs or {}
         if func is aten.batch_norm.default and _only_reads(*args, **kwargs):
             x, weight, bias, mean, variance, _, momentum, eps, *_ = args
@@ -258,7 +282,7 @@ class _Plain(_Functional):
         if (instead := _instead(func, args, kwargs)) is not None:
             with self:
                 return instead()
-        apart = _hides_writes(func, args) or _decomposes(func)
+        apart = hides_writes(func, args) or _decomposes(func)
         if apart and func not in FunctionalTensor.metadata_fns:
             with self:
                 found = func.decompose(*args, **kwargs)

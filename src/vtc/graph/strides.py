@@ -1,4 +1,5 @@
-"""Strides that an element shows, and giving a result the strides that it is to have."""
+"""Sizes and strides that are known, strides that an element shows, and giving a result the strides
+that it is to have."""
 
 from __future__ import annotations
 
@@ -7,27 +8,35 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from vtc.index import Size, sizes
 
 aten = torch.ops.aten
 
 
+def numbers(values: Sequence[int | torch.SymInt]) -> tuple[Any, ...]:
+    """Sizes, strides or offsets; those that guards leave one value, which were symbols when the
+    tensor was made, as ints."""
+    return tuple(int(n) if is_concrete_int(n) else n for n in values)
+
+
 def is_empty(tensor: torch.Tensor) -> bool:
     """Is a size of the tensor known to be 0?"""
-    return any(isinstance(n, int) and n == 0 for n in tensor.shape)
+    return any(isinstance(n, int) and n == 0 for n in numbers(tensor.shape))
 
 
 def known(tensor: torch.Tensor) -> bool:
     """Are all sizes and strides numbers? To compare those that are symbols would guard them."""
-    return all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride()))
+    return all(isinstance(n, int) for n in numbers((*tensor.shape, *tensor.stride())))
 
 
 def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Do two tensors of one shape have the same strides, or some that are not known?"""
     if not (known(one) and known(other)):
         return True
-    return seen(one.shape, one.stride()) == seen(other.shape, other.stride())
+    shown = (seen(numbers(t.shape), numbers(t.stride())) for t in (one, other))
+    return next(shown) == next(shown)
 
 
 def seen(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
@@ -63,7 +72,7 @@ def restrided(
 
     The sizes are numbers. None where the strides are not those of a dense tensor.
     """
-    shape = tuple(value.shape)
+    shape, stride = numbers(value.shape), numbers(stride)
     order = sorted(range(len(shape)), key=lambda d: (-stride[d], d))
     inverse = [order.index(d) for d in range(len(shape))]
     with value.fake_mode:

@@ -11,6 +11,7 @@ from torch import fx
 from torch._inductor import exc
 
 from vtc import errors
+from vtc.graph.culprit import named
 from vtc.lowering.record import place
 
 Call = Callable[..., Any]
@@ -113,11 +114,5 @@ def culprit(graph_module: fx.GraphModule) -> tuple[str, str | None]:
     """Name and place of the first operator of a graph."""
     for node in graph_module.graph.nodes:
         if node.op == "call_function":
-            return _named(node.target), place(node)
+            return named(node.target), place(node)
     return "an empty graph", None
-
-
-def _named(target: Any) -> str:
-    """The operator's name; of a Python function without its address."""
-    operator = isinstance(target, torch._ops.OperatorBase)
-    return str(target) if operator else getattr(target, "__name__", str(target))

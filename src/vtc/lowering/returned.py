@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from vtc.graph.program import Program, value_of
-from vtc.graph.strides import known
+from vtc.graph.strides import known, numbers
 from vtc.lowering.schedule import Form, Operand, Symbol, View
 
 
@@ -48,9 +48,10 @@ def forms(program: Program, outputs: Sequence[Any]) -> dict[int, Form]:
         if output.kind != "result" or not known(value) or value.is_conj() or value.is_neg():
             refused.add(storage)
             continue
-        offset = value.storage_offset()
+        (offset,) = numbers((value.storage_offset(),))
         if isinstance(offset, int):
-            found[k] = Form(storage, View(tuple(value.shape), value.stride(), offset))
+            view = View(numbers(value.shape), numbers(value.stride()), offset)
+            found[k] = Form(storage, view)
         else:
             refused.add(storage)
     return {k: form for k, form in found.items() if form.storage not in refused}

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicC
 
 from vtc import errors
 from vtc.graph.capture import capture
+from vtc.graph.culprit import failure
 from vtc.graph.program import Program as Captured
 from vtc.graph.program import value_of
 from vtc.lowering.dvm import Packing, Plan, lower
@@ -82,11 +83,11 @@ def compile_graph(
     except errors.CaptureError as error:
         if error.__cause__ is not None:  # what shape functions refuse they may take then
             anew()
-        return _eager(graph_module, error.model, error.reason)
+        return _eager(graph_module, error.model, error.of_graph)
     except Exception as error:  # a bug of ours must not stop the user's model
         logger.debug("lowering failed", exc_info=True)
-        first_line = str(error).partition("\n")[0]
-        return _eager(graph_module, "the graph", f"{type(error).__name__}: {first_line}")
+        found = failure(error)
+        return _eager(graph_module, found.model, found.of_graph)
     if settings.records is not None:
         settings.records.append(record(len(settings.records), captured, plan, *times))
     return checked(run, graph_module, captured, settings.options.cuda_graphs)

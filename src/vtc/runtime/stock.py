@@ -68,6 +68,12 @@ def fall_back(
     return compile_stock(graph_module, inputs)
 
 
+def run_eagerly(graph_module: fx.GraphModule, what: str, reason: str) -> Compiled:
+    """Eager PyTorch for the whole graph, with a warning."""
+    _warn(what, reason, "eager PyTorch")
+    return graph_module.forward
+
+
 def refuse_gradients(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Raises Unsuitable for a graph that autograd records."""
     tensors = [*inputs, *graph_module.parameters(), *graph_module.buffers()]

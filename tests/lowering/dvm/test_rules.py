@@ -79,6 +79,7 @@ ACTIVATIONS: dict[str, Case] = {
 } | {
     "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), one),
     "prelu": (lambda x: F.prelu(x, torch.full((1,), 0.3)), one),
+    "prelu of one number": (lambda x: F.prelu(x[0, 0], torch.full((1,), 0.3)), one),
     "threshold": (lambda x: F.threshold(x, 0.1, 20.0), one),
     "glu": (lambda x: F.glu(torch.cat([x, x + 1], -1)), one),
 }  # fmt: skip
@@ -146,6 +147,10 @@ BINARY: dict[str, Case] = {
     "isclose": (lambda x, y: torch.isclose(x, x + y * 1e-6, equal_nan=True), two),
     "differences": (lambda x, y: (torch.diff(x, n=2), torch.diff(y, dim=0)), two),
     "cosine similarity": (F.cosine_similarity, two),
+    "cosine similarity of numbers": (
+        lambda x, y: F.cosine_similarity(x[0, 0], y[0, 1], 0),
+        two,
+    ),
     "folds of operands that broadcast": (
         lambda x, y: (
             *(F.cosine_similarity(x, y, k) for k in (0, 1, 2)),

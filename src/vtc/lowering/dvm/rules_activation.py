@@ -87,7 +87,7 @@ def _leaky_relu(own: Lowering, x: Node, slope: Any = 0.01) -> Node:
 
 @rule(aten.prelu.default, aten._prelu_kernel.default)
 def _prelu(own: Lowering, x: Node, weight: Node) -> Node:
-    if len(weight.shape) == 1 and len(x.shape) > 1:
+    if len(weight.shape) == 1 != len(x.shape):
         unit = [1 if d != 1 else weight.shape[0] for d in range(len(x.shape))]
         weight = own.graph.reshape(weight, unit)
     x = _float(own, x)

@@ -269,7 +269,7 @@ def _vector_norm(
 def _cosine_similarity(own: Lowering, a: Node, b: Node, dim: int = 1, eps: Any = 1e-8) -> Node:
     """The sum of products of both over their lengths, which are eps at least. A length is that of
     the operand as it is broadcast: an element that is repeated along `dim` counts as often."""
-    common = own.graph.joined(a.shape, b.shape)
+    common = own.graph.joined(a.shape, b.shape) or (1,)
     wide, at = own.dtype.compute, dim % len(common)
 
     def of_length_one(x: Node) -> Node:

@@ -18,6 +18,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from vtc import errors
+from vtc.graph.culprit import note
 from vtc.graph.movement import BoundMovement, is_movement_target, movement_of
 from vtc.graph.program import Program, value_of
 from vtc.lowering.dvm import (
@@ -96,7 +97,11 @@ def translate(program: Program, rounded: bool = False) -> Translation:
             own.values[node] = plain(value)
         own.known |= free_symbols(value) if _sized(value) else set()
     for node in program.nodes:
-        found = own.values[node] = _translated(own, node, program.movements, calls=True)
+        try:
+            found = own.values[node] = _translated(own, node, program.movements, calls=True)
+        except Exception as error:
+            note(error, node.target)
+            raise
         if isinstance(found, Node):
             own.fakes.setdefault(found, value_of(node))
     return own
