@@ -1,0 +1,25 @@
+"""Operators that TorchInductor is told to decompose as eager PyTorch computes them."""
+
+import pytest
+import torch
+
+import vtc
+
+pytestmark = pytest.mark.usefixtures("clean_dynamo")
+EDGES = [0.0, -0.0, 1.0, -1.0, 3.0, -3.0, torch.inf, -torch.inf, torch.nan, 0.1, -0.7, 5e4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_remainders_have_the_divisors_sign_and_are_exact(dtype: torch.dtype) -> None:
+    def run(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.remainder(x, y), x % 3, 7 % y, torch.roll(x, 1) % -2
+
+    if dtype is torch.int64:
+        x, y = torch.arange(-20, 20), torch.tensor([3, -7]).repeat(20)
+    else:
+        edges = torch.tensor(EDGES, dtype=dtype)
+        x, y = edges.repeat_interleave(len(edges)), edges.repeat(len(edges))
+    for got, want in zip(vtc.compile(run, objective="bytes")(x, y), run(x, y), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        known = ~want.isnan()
+        assert torch.equal(got.signbit()[known], want.signbit()[known])
