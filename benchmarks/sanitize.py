@@ -70,7 +70,7 @@ def checked(family: str, tool: str, seconds: float) -> dict[str, Any]:
         done = _run(command, environment, seconds - (time.perf_counter() - started))
     except subprocess.TimeoutExpired:
         return {"says": "refused", "why": f"not done in {seconds:.0f} s"}
-    said = re.search(r"ERROR SUMMARY: (\d+) error", done.stdout)
+    said = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", done.stdout)
     first = re.search(r"^=+ (Invalid|Error|Race|Uninitialized|Barrier)[^\n]*", done.stdout, re.M)
     if done.returncode == FOUND or (said and int(said[1])):
         return {"says": "errors", "why": first[0].strip("= ") if first else "see the tool's text"}
