@@ -180,6 +180,9 @@ def _planned(
     case, device = judge.case, judge.device
     try:
         parted, program = separate(graph_module, inputs, program)
+    except errors.CaptureError as error:  # of arguments that share storage, as others
+        _expected(error, judge, notes)
+        return
     except Unsuitable:
         notes["unsuitable"] += 1
         return
