@@ -1,9 +1,14 @@
 """Operators that TorchInductor is told to decompose as eager PyTorch computes them."""
 
+import contextlib
+
 import pytest
 import torch
+from torch._inductor.utils import fresh_cache
 
 import vtc
+from vtc.lowering import implement
+from vtc.runtime import stock
 
 pytestmark = pytest.mark.usefixtures("clean_dynamo")
 EDGES = [0.0, -0.0, 1.0, -1.0, 3.0, -3.0, torch.inf, -torch.inf, torch.nan, 0.1, -0.7, 5e4]
@@ -23,3 +28,21 @@ def test_remainders_have_the_divisors_sign_and_are_exact(dtype: torch.dtype) -> 
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
         known = ~want.isnan()
         assert torch.equal(got.signbit()[known], want.signbit()[known])
+
+
+def test_what_was_decomposed_otherwise_is_not_taken_from_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As another release of vtc has left it."""
+    x, y = torch.tensor([3.0, -3.0] * 16), torch.full((32,), torch.inf)
+
+    def compiled() -> torch.Tensor:
+        torch._dynamo.reset()
+        return vtc.compile(torch.remainder, objective="bytes", dynamic=False)(x, y)
+
+    with fresh_cache():
+        with monkeypatch.context() as otherwise:
+            for module in (implement, stock):
+                otherwise.setattr(module, "decomposed_alike", contextlib.nullcontext)
+            compiled()
+        torch.testing.assert_close(compiled(), torch.remainder(x, y))

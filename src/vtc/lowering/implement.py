@@ -16,7 +16,7 @@ from vtc.graph.movement import is_movement_target, movement_of
 from vtc.graph.program import Program, value_of
 from vtc.kernels import attention, linear_attention
 from vtc.lowering.access_order import access_order_kept
-from vtc.lowering.decompositions import decompositions
+from vtc.lowering.decompositions import decomposed_alike
 from vtc.lowering.guarded import or_eager
 from vtc.lowering.in_place import in_place
 from vtc.lowering.schedule import Operand, Step, signature
@@ -89,10 +89,9 @@ def inductor(
         tracing(TracingContext(mode)),
         inductor_config.patch(freezing=freeze, fallback_random=True),
         access_order_kept(),
+        decomposed_alike(),
     ):
-        compiled: Implementation = compile_fx(
-            in_place(graph_module), list(examples), decompositions=decompositions()
-        )
+        compiled: Implementation = compile_fx(in_place(graph_module), list(examples))
     return compiled
 
 

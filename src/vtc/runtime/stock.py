@@ -16,7 +16,7 @@ from vtc import errors
 from vtc.graph.capture import attribute_of, capture
 from vtc.graph.program import Program, value_of
 from vtc.lowering.access_order import access_order_kept
-from vtc.lowering.decompositions import decompositions
+from vtc.lowering.decompositions import decomposed_alike
 from vtc.lowering.guarded import or_eager
 from vtc.lowering.settings import Compiled
 from vtc.runtime.calls import apart, overlapping, sharing
@@ -45,8 +45,9 @@ def compile_stock(
 
     def compiled() -> Compiled:
         config = torch._inductor.config
-        with config.patch(freezing=freeze, fallback_random=True), access_order_kept():
-            made: Compiled = compile_fx(graph_module, list(inputs), decompositions=decompositions())
+        own = config.patch(freezing=freeze, fallback_random=True)
+        with own, access_order_kept(), decomposed_alike():
+            made: Compiled = compile_fx(graph_module, list(inputs))
         return made
 
     return or_eager(compiled, graph_module, updated)
