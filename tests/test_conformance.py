@@ -20,7 +20,7 @@ from vtc.runtime import dvm
 try:
     dvm.native_machine()
 except EngineUnavailableError as error:
-    pytest.skip(str(error), allow_module_level=True)
+    pytest.skip(str(error), allow_module_level=True)  # the interpreter is not built
 
 QUICK = ("transformers/gpt2", "transformers/vit", "torchvision/alexnet")
 MODELS = (

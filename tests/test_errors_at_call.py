@@ -36,19 +36,19 @@ def args() -> tuple[Tensor, Tensor]:
 # A graph that is not captured.
 
 
-@torch.library.custom_op("vtc_test::without_a_fake", mutates_args=())
+@torch.library.custom_op("own::without_a_fake", mutates_args=())
 def without_a_fake(x: Tensor) -> Tensor:
     return x.flip(0)
 
 
 def raises_in_python(x: Tensor) -> Tensor:
     if isinstance(x, torch._subclasses.FakeTensor):
-        raise NotImplementedError("it looks at values\nmore lines")
+        raise NotImplementedError("it looks at values\nmore lines")  # as user code may
     return x + 1
 
 
 UNCAPTURED = {
-    "vtc_test.without_a_fake.default": lambda x: torch.ops.vtc_test.without_a_fake(x.exp()) * 2,
+    "own.without_a_fake.default": lambda x: torch.ops.own.without_a_fake(x.exp()) * 2,
     "aten.item.default": lambda x: x * float(x.sum()),
     "raises_in_python": raises_in_python,
 }

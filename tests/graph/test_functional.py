@@ -107,7 +107,7 @@ def test_a_graph_without_updates_is_traced_as_functionalization_does(name: str) 
     assert _listing(plain) == _listing(_functionalized(function, args))
 
 
-@torch.library.custom_op("vtc_test::bump", mutates_args={"x"})
+@torch.library.custom_op("own::bump", mutates_args={"x"})
 def bump(x: Tensor) -> None:
     x.add_(1)
 
@@ -128,7 +128,7 @@ def _updated_by_index(x: Tensor) -> Tensor:
 
 
 def _updated_by_custom_operator(x: Tensor) -> Tensor:
-    torch.ops.vtc_test.bump(x)
+    torch.ops.own.bump(x)
     return x * 2
 
 
@@ -168,8 +168,8 @@ def test_updates_are_found(name: str) -> None:
 def test_an_update_that_no_name_shows_is_found_by_the_trace() -> None:
     graph = _graph(_updated_by_custom_operator, [X.clone()])
     for node in graph.graph.nodes:
-        if node.target is torch.ops.vtc_test.bump:
-            node.target = torch.ops.vtc_test.bump.default
+        if node.target is torch.ops.own.bump:
+            node.target = torch.ops.own.bump.default
     assert not functional.may_update(graph)
 
 

@@ -138,7 +138,7 @@ def test_a_dimension_is_squeezed_when_its_size_is_1(first: int) -> None:
             assert torch.equal(got, want)
 
 
-@torch.library.custom_op("vtc_tests::wide_sum", mutates_args=())
+@torch.library.custom_op("misjudged::wide_sum", mutates_args=())
 def wide_sum(x: Tensor) -> Tensor:
     """Its fake kernel says f32, and rows behind one another."""
     return x.double().sum(0, keepdim=True).t()
@@ -149,7 +149,7 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[1], 1)
 
 
-@torch.library.custom_op("vtc_tests::odd_rows", mutates_args=())
+@torch.library.custom_op("misjudged::odd_rows", mutates_args=())
 def odd_rows(x: Tensor) -> Tensor:
     """Its fake kernel says as many rows as there were."""
     return x[::2].clone()

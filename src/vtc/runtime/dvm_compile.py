@@ -6,7 +6,6 @@ import contextlib
 import gc
 import logging
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
@@ -43,7 +42,7 @@ from vtc.runtime.direct import Codes, direct, suits
 from vtc.runtime.direct_module import called_directly
 from vtc.runtime.dvm import Machine, Program, native_machine
 from vtc.runtime.recurring import recurring
-from vtc.runtime.stock import Unsuitable, refuse_gradients, refuse_negated
+from vtc.runtime.stock import Unsuitable, refuse_gradients, refuse_negated, run_eagerly
 from vtc.runtime.tracing import quick_tracing
 from vtc.runtime.watch import guarded, watched, weight_names
 from vtc.virtual.record import (
@@ -79,15 +78,15 @@ def compile_graph(
     except TooWide:
         if symbolic_config.backed_size_oblivious:
             raise  # to `_Traced`, which has the frame traced again
-        return _eager(graph_module, "the graph", "it takes a size of 0 or 1 for any size")
+        return run_eagerly(graph_module, "the graph", "it takes a size of 0 or 1 for any size")
     except errors.CaptureError as error:
         if error.__cause__ is not None:  # what shape functions refuse they may take then
             anew()
-        return _eager(graph_module, error.model, error.of_graph)
+        return run_eagerly(graph_module, error.model, error.of_graph)
     except Exception as error:  # a bug of ours must not stop the user's model
         logger.debug("lowering failed", exc_info=True)
         found = failure(error)
-        return _eager(graph_module, found.model, found.of_graph)
+        return run_eagerly(graph_module, found.model, found.of_graph)
     if settings.records is not None:
         settings.records.append(record(len(settings.records), captured, plan, *times))
     return checked(run, graph_module, captured, settings.options.cuda_graphs)
@@ -143,11 +142,6 @@ def packing(settings: Settings) -> Packing | None:
     """How weights are prepacked: for the machine at hand, within the option's bound."""
     most = int(settings.options.prepack_mib * (1 << 20))
     return Packing(panel_width(), most, pairs_bf16())
-
-
-def _eager(graph_module: fx.GraphModule, what: str, reason: str) -> Compiled:
-    warnings.warn(errors.FallbackWarning(what, reason, "eager PyTorch"), stacklevel=3)
-    return graph_module.forward
 
 
 def record(

@@ -319,22 +319,6 @@ POOLS: dict[str, Case] = {
 }
 
 
-def tied(*shape: int) -> torch.Tensor:
-    """Few different numbers, with NaN among them, and a plane of -inf."""
-    x = torch.randint(0, 4, shape).float()
-    x.view(-1)[::17] = float("nan")
-    x[0, 0] = -float("inf")
-    return x
-
-
-# Pools that tell where they found what they give, over f32, bf16 and integers.
-PLACES: dict[str, Callable[[Any], Any]] = {
-    "padded": lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
-    "dilated": lambda x: F.max_pool2d(x, (2, 3), (1, 2), 1, 2, True, return_indices=True),
-    "of volumes": lambda x: F.max_pool3d(x, 2, 1, 1, return_indices=True),
-    "of all": lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True),
-}
-
 PRODUCTS: dict[str, Case] = {
     "mm": (torch.mm, lambda m, n: (r(m, 13), r(13, n))),
     "mm of a transpose": (lambda a, b: a.t() @ b, lambda m, n: (r(13, m), r(13, n))),
@@ -434,39 +418,6 @@ def test_a_rule_gives_what_eager_pytorch_gives(case: Case) -> None:
     fn, arguments = case
     tolerance = 2e-2 if any(a.dtype == torch.bfloat16 for a in arguments(4, 4)) else None
     check(fn, arguments(11, 14), arguments(4, 15), tolerance=tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-@pytest.mark.parametrize("name", PLACES)
-def test_a_pool_tells_the_places_that_eager_pytorch_tells(name: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    # Lengths of one parity: before PyTorch 2.14 its shape function guards on that.
-    calls = [(tied(2, m, 4, n, 11),) for m, n in ((3, 12), (5, 8))]
-    if name != "of volumes":
-        calls = [(x[:, :, 0],) for (x,) in calls]
-    if dtype is torch.int64:
-        calls = [(x.nan_to_num(9, -9, -9),) for (x,) in calls]
-        if name == "of all":
-            pytest.skip("eager PyTorch has no such pool of integers")
-    check(PLACES[name], *((x.to(dtype),) for (x,) in calls))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_adaptive_pools_into_equal_windows_are_kernels(dtype: torch.dtype) -> None:
-    def f(x: torch.Tensor) -> tuple[Any, ...]:
-        return (
-            F.adaptive_avg_pool2d(x, 1),
-            F.adaptive_avg_pool2d(x[0], (2, 3)),
-            F.adaptive_avg_pool1d(x[0], 4),
-            F.adaptive_avg_pool3d(x, (1, 2, 4)),
-            *F.adaptive_max_pool1d(x[0], 2, return_indices=True),
-            *F.adaptive_max_pool2d(x, (4, 3), return_indices=True),
-            *F.adaptive_max_pool3d(x, (2, 1, 2), return_indices=True),
-        )
-
-    calls = [(tied(2, m, 4, n).to(dtype),) for m, n in ((6, 12), (4, 24))]
-    tolerance = 2e-2 if dtype is torch.bfloat16 else None
-    check(f, *calls, dynamic=False, captures=2, tolerance=tolerance)
 
 
 # What a library runs best between programs: no warning says that it does.

@@ -157,33 +157,27 @@ def least(x: Node) -> float:
     return float("-inf") if x.dtype.is_float else torch.iinfo(x.dtype.torch_dtype).min
 
 
-def _max_pool(
-    own: Lowering,
+def _max_windows(
     rank: int,
-    x: Node,
     kernel: Any,
     stride: Any = (),
     padding: Any = 0,
     dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Node:
-    windows = Windows.of(rank, kernel, stride, padding, dilation)
-    return windows.folded(own, "max", "maximum", x, least(x))
+    ceil_mode: bool = False,  # as the result's sizes say
+) -> Windows:
+    return Windows.of(rank, kernel, stride, padding, dilation)
+
+
+def _max_pool(own: Lowering, rank: int, x: Node, *args: Any, **options: Any) -> Node:
+    return _max_windows(rank, *args, **options).folded(own, "max", "maximum", x, least(x))
 
 
 def _max_pool_with_places(
-    own: Lowering,
-    rank: int,
-    x: Node,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
+    own: Lowering, rank: int, x: Node, *args: Any, **options: Any
 ) -> tuple[Node, Node]:
     """The largest elements and their places in the plane: the first of equal ones, but the last
     NaN, as PyTorch's loops find them; where all are the least there is, the first one inside."""
-    windows = Windows.of(rank, kernel, stride, padding, dilation)
+    windows = _max_windows(rank, *args, **options)
     if math.prod(windows.sides) > LARGEST or "places" in own.graph.lacks:
         raise Unsupported(f"places in a window of {windows.sides}")
     graph, plane = own.graph, x.shape[-rank:]

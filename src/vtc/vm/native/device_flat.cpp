@@ -11,6 +11,22 @@ namespace {
 
 constexpr int64_t kMostElements = std::numeric_limits<int32_t>::max() / 2;
 
+// Does each row begin where the one before ends?
+bool has_no_gaps(const Rows& r, const RowOperand& own) {
+  int64_t pitch = int64_t{r.columns} * own.size;
+  for (int n = kRowAxes - 1; n >= kRowAxes - r.axes; --n) {
+    if (own.pitch[n] != pitch) return false;
+    pitch *= r.sizes[n];
+  }
+  return true;
+}
+
+bool is_one_row(const Rows& r, const RowOperand& own) {
+  for (int n = kRowAxes - r.axes; n < kRowAxes; ++n)
+    if (own.pitch[n]) return false;
+  return true;
+}
+
 struct FlatFunction {
   int form, op;
 };
@@ -39,21 +55,6 @@ int function_of(const Rows& r, bool two) {
 }
 
 }  // namespace
-
-bool has_no_gaps(const Rows& r, const RowOperand& own) {
-  int64_t pitch = int64_t{r.columns} * own.size;
-  for (int n = kRowAxes - 1; n >= kRowAxes - r.axes; --n) {
-    if (own.pitch[n] != pitch) return false;
-    pitch *= r.sizes[n];
-  }
-  return true;
-}
-
-bool is_one_row(const Rows& r, const RowOperand& own) {
-  for (int n = kRowAxes - r.axes; n < kRowAxes; ++n)
-    if (own.pitch[n]) return false;
-  return true;
-}
 
 void find_flat(RowsKernel& kernel) {
   Rows& r = kernel.form;

@@ -44,10 +44,6 @@ void find_flat(RowsKernel& kernel);
 // Finds whether a norm or a softmax is of rows without gaps.
 void find_dense(RowsKernel& kernel);
 
-// Does each row of an operand begin where the one before ends?
-bool has_no_gaps(const Rows& r, const RowOperand& own);
-bool is_one_row(const Rows& r, const RowOperand& own);
-
 // Sets the threads of a block, and how many of them have a row, for operands of any types, anywhere.
 void choose_blocks(Rows& own);
 
